@@ -1,0 +1,37 @@
+# `make demo` and `make test` set everything up by themselves; a second run re-uses what is there.
+PYTHON ?= python3
+CORES ?= 2
+CONFIG ?= config/config.yaml
+BIN := .venv/bin
+READY := .venv/.ready
+SNAKEMAKE = $(BIN)/python -m kvferry.alone .snakemake.lock $(BIN)/snakemake --cores $(CORES)
+
+.PHONY: demo test lint setup report clean
+
+demo: setup
+	@$(SNAKEMAKE) --configfile $(CONFIG)
+	@cat results/headline.txt
+	@echo "Tables: results/tables/  Figures: figures/  Mappers: results/pairs/  Logs: logs/  A report in one file: make report"
+
+report: setup
+	@$(SNAKEMAKE) --configfile $(CONFIG) --report report.zip
+
+test: setup
+	@$(BIN)/pytest
+
+lint: setup
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakefmt --check Snakefile workflow
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakemake --lint
+
+setup: $(READY)
+
+$(READY): pyproject.toml envs/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; set PYTHON=…")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing into .venv (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c envs/constraints.txt -e ".[workflow,dev]"
+	@touch $(READY)
+
+clean:
+	rm -rf results/[!R]* figures/[!R]* logs benchmarks .snakemake

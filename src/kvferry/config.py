@@ -1,0 +1,114 @@
+"""The configuration of a run: the config and the four registries it names, checked together before any work.
+
+Knows which names must exist and which numbers must agree between the files. Does not know how anything is computed,
+nor which program read the config.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvferry import crosscheck
+from kvferry.errors import KvferryError
+from kvferry.schema import choices, validated
+from kvferry.yamlfile import read_yaml
+
+__all__ = ["Geometry", "Project", "load_project", "read_yaml"]
+
+REGISTRIES = ("wheels", "models", "corpora", "pairs")
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The shape of a model's KV cache: decoder layers, KV heads of a layer, numbers of a head."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Project:
+    """A checked config with its defaults, and the entries of the registries by name; paths are relative to `root`."""
+
+    config: dict[str, Any]
+    wheels: dict[str, Any]
+    models: dict[str, Any]
+    corpora: dict[str, Any]
+    pairs: dict[str, Any]
+    root: Path = Path(".")
+
+    def geometry(self, model: str) -> Geometry | None:
+        """The geometry of a model, or None where it is not known before the model is there.
+
+        Raises KvferryError if the model is unknown or the config.json of a local one cannot be read.
+        """
+        entry = _named(self.models, model, "model")
+        if entry["kind"] == "local":
+            return _local_geometry(self.root / entry["path"] / "config.json")
+        if entry["kind"] == "pruned":
+            return _less_layers(self.geometry(entry["base"]), entry["remove"])
+        return Geometry(**entry["geometry"]) if "geometry" in entry else None
+
+    def pair(self, name: str) -> dict[str, Any]:
+        """The entry of a pair: source, target, paper. Raises KvferryError if it is unknown."""
+        return _named(self.pairs, name, "pair")
+
+    def variant(self, name: str) -> dict[str, Any]:
+        """The recipe of a variant. Raises KvferryError if it is unknown."""
+        return _named(self.config["variants"], name, "variant")
+
+    def models_of_run(self) -> list[str]:
+        """The sources and targets of the run's pairs in the order of first use, without the bases of pruned ones."""
+        pairs = [self.pair(name) for name in self.config["pairs"]]
+        return list(dict.fromkeys(pair[role] for pair in pairs for role in ("source", "target")))
+
+
+def load_project(config: dict[str, Any], config_name: str, schemas: Path, root: Path = Path(".")) -> Project:
+    """Check a parsed config, fill its defaults in, and read and check the registries it names, relative to `root`.
+
+    `config_name` is what messages call the config; `schemas` is the directory of the schemas. Raises KvferryError
+    about the first thing that is wrong.
+    """
+    filled = validated(config, schemas / "config.schema.yaml", config_name)
+    registries = {name: _registry(name, root / filled["registries"][name], schemas) for name in REGISTRIES}
+    project = Project(config=filled, root=root, **registries)
+    files = {name: str(root / filled["registries"][name]) for name in REGISTRIES}
+    crosscheck.check(project, {"config": config_name, **files})
+    return project
+
+
+def _registry(name: str, path: Path, schemas: Path) -> dict[str, Any]:
+    return validated(read_yaml(path), schemas / f"{name}.schema.yaml", str(path))[name]
+
+
+def _named(entries: dict[str, Any], name: str, what: str) -> dict[str, Any]:
+    if name not in entries:
+        raise KvferryError(f"{name!r} is no {what} of this configuration; {choices(name, entries)}")
+    return entries[name]
+
+
+def _less_layers(base: Geometry | None, removed: list[list[int]]) -> Geometry | None:
+    if base is None:
+        return None
+    layers = base.layers - sum(end - first for first, end in removed)
+    return Geometry(layers, base.kv_heads, base.head_dim)
+
+
+def _local_geometry(path: Path) -> Geometry | None:
+    """Read the geometry from a model's own config.json; None if it is absent or says it in another way."""
+    if not path.is_file():
+        return None
+    try:
+        settings = json.loads(path.read_text())
+        layers, heads = settings["num_hidden_layers"], settings["num_attention_heads"]
+        head_dim = settings.get("head_dim") or settings["hidden_size"] // heads
+        numbers = (layers, settings.get("num_key_value_heads") or heads, head_dim)
+    except (KeyError, TypeError, ZeroDivisionError):
+        return None
+    except (OSError, ValueError) as error:
+        raise KvferryError(f"{path}: unreadable config.json of a model ({error}); restore it") from error
+    return Geometry(*numbers) if all(isinstance(number, int) and number > 0 for number in numbers) else None

@@ -1,0 +1,1 @@
+"""Evaluate: systems answering lm-eval benchmarks and prefix perplexity."""

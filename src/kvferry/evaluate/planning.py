@@ -1,0 +1,51 @@
+"""Which prompts share work: groups with a common header, and batches of similar length. Knows token lists only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+SHARED_TOKENS = 64
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Prompts that begin with `header`; `members` are numbers into the list that was grouped."""
+
+    header: Tokens
+    members: list[int]
+
+
+def group_by_header(prompts: Sequence[Tokens]) -> list[Group]:
+    """Group prompts whose common beginning is at least half of each and 64 tokens; the others form one group without header."""
+    groups: list[Group] = []
+    for number in sorted(range(len(prompts)), key=lambda n: prompts[n]):
+        prompt = prompts[number]
+        shared = common(groups[-1].header, prompt) if groups else ()
+        if 2 * len(shared) >= max(len(prompt), 2 * SHARED_TOKENS):
+            groups[-1] = Group(shared, [*groups[-1].members, number])
+        else:
+            groups.append(Group(prompt, [number]))
+    alone = [group.members[0] for group in groups if len(group.members) == 1]
+    shared_groups = [group for group in groups if len(group.members) > 1]
+    return shared_groups + ([Group((), alone)] if alone else [])
+
+
+def common(first: Tokens, second: Tokens) -> Tokens:
+    """The longest common beginning."""
+    return tuple(a for a, _ in takewhile(lambda both: both[0] == both[1], zip(first, second, strict=False)))
+
+
+def batches(lengths: Sequence[int], members: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Cut members, longest first, into batches of at most `tokens` padded tokens (at least one member each)."""
+    batch: list[int] = []
+    for number in sorted(members, key=lambda n: (-lengths[n], n)):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > tokens:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch

@@ -1,0 +1,1 @@
+"""Fit: from dumps to moments, probe, layer selection and mapper."""

@@ -1,0 +1,119 @@
+"""The one module that names transformers' cache API: make, read and grow KV caches, and run a model over them.
+
+Shapes: keys and values are `[batch, kv_heads, tokens, head_dim]`, one pair a layer. Does not know rotation, mapping, or
+which tokens a cache stands for.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from kvferry.errors import KvferryError
+
+LayerKV = tuple[Tensor, Tensor]
+
+GROWTH = 64
+
+
+class GrowingLayer(DynamicLayer):
+    """A cache layer that appends in place into spare room, so that a decoding step does not copy the whole prefix.
+
+    `keys` and `values` are views `[batch, kv_heads, tokens, head_dim]` of the filled part of larger buffers.
+    """
+
+    def __init__(self, keys: Tensor | None = None, values: Tensor | None = None) -> None:
+        super().__init__()
+        if keys is not None and values is not None:
+            self.lazy_initialization(keys, values)
+            self.keys, self.values = keys, values
+        self._buffers: list[Tensor] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> LayerKV:
+        """Append `[batch, kv_heads, new, head_dim]` and return all keys and values."""
+        if not self.is_initialized or self.keys.numel() == 0:
+            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states, value_states
+            self._buffers = None
+            return self.keys, self.values
+        filled, new = self.keys.shape[2], key_states.shape[2]
+        if self._buffers is None or self._buffers[0].shape[2] < filled + new:
+            self._buffers = [_with_room(part, new) for part in (self.keys, self.values)]
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, filled : filled + new] = states
+        self.keys, self.values = (buffer[:, :, : filled + new] for buffer in self._buffers)
+        return self.keys, self.values
+
+
+def _with_room(part: Tensor, new: int) -> Tensor:
+    """A buffer that starts with `part` and has room for `new` and some more tokens."""
+    batch, heads, filled, dim = part.shape
+    buffer = part.new_empty(batch, heads, filled + max(new, GROWTH), dim)
+    buffer[:, :, :filled] = part
+    return buffer
+
+
+def make_cache(layers: list[LayerKV], model: PreTrainedModel) -> DynamicCache:
+    """A cache that holds `layers`; an empty list gives an empty cache for `model`."""
+    cache = DynamicCache()
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    cache.layers = [GrowingLayer(*pair) for pair in layers] or [GrowingLayer() for _ in range(count)]
+    return cache
+
+
+def cache_layers(cache: DynamicCache, start: int = 0) -> list[LayerKV]:
+    """Keys and values of every layer, from token `start` on. Views, not copies."""
+    return [(layer.keys[:, :, start:], layer.values[:, :, start:]) for layer in cache.layers]
+
+
+def cache_length(cache: DynamicCache) -> int:
+    """Number of token slots in the cache."""
+    return cache.get_seq_length()
+
+
+def append_layers(cache: DynamicCache, layers: list[LayerKV]) -> None:
+    """Append `[batch, kv_heads, new, head_dim]` keys and values to every layer."""
+    for layer, (keys, values) in zip(cache.layers, layers, strict=True):
+        layer.update(keys, values)
+
+
+def select_rows(cache: DynamicCache, rows: Tensor, model: PreTrainedModel) -> DynamicCache:
+    """A new cache whose batch rows are `rows` (int64 `[new_batch]`) of this one; a row may repeat."""
+    if cache_length(cache) == 0:
+        return make_cache([], model)
+    return make_cache([(keys[rows], values[rows]) for keys, values in cache_layers(cache)], model)
+
+
+@torch.inference_mode()
+def forward(
+    model: PreTrainedModel,
+    ids: Tensor,
+    cache: DynamicCache,
+    mask: Tensor,
+    positions: Tensor,
+    logits_to_keep: int = 1,
+) -> Tensor:
+    """Run `model` over `ids [batch, new]` on top of `cache`, which grows by `new`.
+
+    `mask [batch, cached + new]` is 1 for slots that may be attended to; `positions [batch, new]` are rotary positions.
+    Returns logits `[batch, kept, vocabulary]` of the last `logits_to_keep` tokens (0: all).
+
+    Raises:
+        KvferryError: the cache did not grow (an argument that this version of transformers ignores).
+    """
+    before = cache_length(cache)
+    output = model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        cache=cache,
+        use_cache=True,
+        logits_to_keep=logits_to_keep,
+    )
+    if cache_length(cache) != before + ids.shape[1]:
+        raise KvferryError(
+            "the model did not fill its KV cache: install the transformers version that envs/constraints.txt pins"
+        )
+    return output.logits

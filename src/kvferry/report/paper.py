@@ -1,0 +1,78 @@
+"""The paper's numbers, read from one csv a table. Knows their places and columns; does not know our results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from kvferry.errors import KvferryError
+
+PAPER_ROOT = Path(__file__).resolve().parents[3] / "resources" / "paper"
+FIVE = ("arc_challenge", "hellaswag", "winogrande", "mmlu", "gsm8k")
+
+
+class Paper:
+    """Look-ups by the name of a pair as the paper writes it; percentages mostly, None where not stated."""
+
+    def __init__(self, root: Path = PAPER_ROOT) -> None:
+        self._root = root
+        self._tables: dict[str, pd.DataFrame] = {}
+
+    def table(self, name: str) -> pd.DataFrame:
+        """The table `name` (such as `table1`), indexed by its first column.
+
+        Raises:
+            KvferryError: there is no such csv, or it is not one.
+        """
+        if name not in self._tables:
+            self._tables[name] = _read(self._root / f"{name}.csv")
+        return self._tables[name]
+
+    def value(self, table: str, row: str, column: str) -> float | None:
+        """One number, or None when the cell is empty or the table has no such row or column."""
+        frame = self.table(table)
+        if row not in frame.index or column not in frame.columns or pd.isna(frame.loc[row, column]):
+            return None
+        return float(frame.loc[row, column])
+
+    def models(self, pair: str) -> tuple[str, str]:
+        """Names of the source and the target of a pair.
+
+        Raises:
+            KvferryError: the paper has no such pair.
+        """
+        frame = self.table("table10")
+        if pair not in frame.index:
+            raise KvferryError(
+                f"config/pairs.yaml: the paper has no pair {pair!r}; use one of {', '.join(frame.index)}"
+            )
+        return str(frame.loc[pair, "source"]), str(frame.loc[pair, "target"])
+
+    def source_retention(self, pair: str, benchmark: str) -> float | None:
+        """Accuracy of the source alone over the target's, from the accuracies that the paper prints."""
+        source, target = (self.value("table13", name, benchmark) for name in self.models(pair))
+        return None if source is None or target is None else 100 * source / target
+
+    def source_floor_normalised(self, pair: str, benchmark: str) -> float | None:
+        """As `source_retention`, after taking chance off both accuracies."""
+        source, target = (self.value("table13", name, benchmark) for name in self.models(pair))
+        chance = self.value("table11", benchmark, "chance")
+        if source is None or target is None or chance is None or target <= chance:
+            return None
+        return 100 * (source - chance) / (target - chance)
+
+    def gap_recovered(self, pair: str) -> float | None:
+        """Share of the gap between the mean accuracies of source and target that the paper's transfer recovers."""
+        source, target, transfer = (self._mean_accuracy(name) for name in (*self.models(pair), pair))
+        return None if target <= source else 100 * (transfer - source) / (target - source)
+
+    def _mean_accuracy(self, name: str) -> float:
+        return float(self.table("table13").loc[name, list(FIVE)].astype(float).mean())
+
+
+def _read(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path, index_col=0)
+    except (OSError, ValueError) as error:
+        raise KvferryError(f"{path}: the paper's numbers cannot be read ({error}); restore the file") from error

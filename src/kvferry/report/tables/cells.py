@@ -1,0 +1,33 @@
+"""Cells of a table: one quantity becomes a few columns with fixed suffixes, which markdown folds into one.
+
+`x` is the value or the word `undefined`; `x_low` and `x_high` its 95 % interval; `x_n` its items; `x_reason` why it is
+undefined; `x_paper` the paper's value; `x_at_chance` whether the interval contains chance. Does not know what x means.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from kvferry.report.stats import Quantity, Undefined
+
+UNDEFINED = "undefined"
+LOW, HIGH, N, REASON, PAPER, AT_CHANCE = "_low", "_high", "_n", "_reason", "_paper", "_at_chance"
+SUFFIXES = (LOW, HIGH, N, REASON, AT_CHANCE)
+
+Row = dict[str, Any]
+
+
+def cells(name: str, quantity: Quantity, scale: float = 100.0) -> Row:
+    """Columns of one quantity, times `scale`; an undefined one keeps its reason and has no number."""
+    if isinstance(quantity, Undefined):
+        return {name: UNDEFINED, name + LOW: None, name + HIGH: None, name + REASON: quantity.reason}
+    low, high = quantity.interval()
+    return {name: scale * quantity.value, name + LOW: scale * low, name + HIGH: scale * high, name + REASON: None}
+
+
+def frame_of(rows: list[Row]) -> pd.DataFrame:
+    """Rows as a frame whose cells keep their types (a whole number stays one beside an empty cell)."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return pd.DataFrame([[row.get(name) for name in columns] for row in rows], columns=columns, dtype=object)

@@ -1,0 +1,67 @@
+"""Tables of what the pairs and their mappers are: layers, heads, sizes, fit quality. Knows cards and manifests only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kvferry.report.inputs import Pair, Results
+from kvferry.report.tables.cells import PAPER, Row, frame_of
+
+SHAPE = ("layers", "kv_heads", "head_dim")
+
+
+def table10_pairs(results: Results) -> pd.DataFrame:
+    """Geometry of each pair, and k of the headline mapper."""
+    return frame_of([_pair_row(results, pair) for pair in results.pairs])
+
+
+def _pair_row(results: Results, pair: Pair) -> Row:
+    source, target = results.cards[pair.source], results.cards[pair.target]
+    row: Row = {"pair": pair.name, "source": pair.source, "target": pair.target}
+    for name in SHAPE:
+        row |= {f"source_{name}": source[name], f"target_{name}": target[name]}
+    matched = all(source[name] == target[name] for name in ("kv_heads", "head_dim"))
+    row |= {"matched_kv": "yes" if matched else "no"}
+    row |= {"source_parameters": source["parameters"], "target_parameters": target["parameters"]}
+    row |= {"parameter_ratio": target["parameters"] / source["parameters"]}
+    row |= {"parameter_ratio" + PAPER: _paper(results, pair, "table10", "parameter_ratio")}
+    row |= {"k": results.k(pair.name, results.headline), "k" + PAPER: _paper(results, pair, "table10", "k")}
+    return row
+
+
+def table12_size(results: Results) -> pd.DataFrame:
+    """Size, rows and R² of every mapper: shares in percent, R² averaged over target layers."""
+    return frame_of([_size_row(results, pair, name) for pair in results.pairs for name in results.variants])
+
+
+def _size_row(results: Results, pair: Pair, variant: str) -> Row:
+    manifest, k = results.manifests[pair.name, variant], results.k(pair.name, variant)
+    recipe, parameters = manifest["recipe"], manifest["parameters"]
+    same_k = pair.paper is not None and results.paper.value("table12", pair.paper, "k") == k
+    return {
+        "pair": pair.name,
+        "system": variant,
+        "method": recipe["method"],
+        "k": k,
+        "parameters": parameters,
+        "parameters" + PAPER: _paper(results, pair, "table12", "parameters") if same_k else None,
+        "weights_bytes": manifest["weights_bytes"],
+        "share_of_target": 100 * parameters / results.cards[pair.target]["parameters"],
+        "features": manifest["features"],
+        "rows": manifest["rows"],
+        "p_over_n": manifest["features"] / manifest["rows"],
+        **_fit_quality(manifest),
+        "held_out_rows": manifest["held_out_rows"],
+    }
+
+
+def _fit_quality(manifest: dict[str, Any]) -> Row:
+    names = [(kind, sample) for kind in ("k", "v") for sample in ("in_sample", "held_out")]
+    return {f"r2_{kind}_{sample}": float(np.mean(manifest["r2"][sample][kind])) for kind, sample in names}
+
+
+def _paper(results: Results, pair: Pair, table: str, column: str) -> float | None:
+    return None if pair.paper is None else results.paper.value(table, pair.paper, column)

@@ -1,0 +1,24 @@
+# The KV cache of the calibration sequences, once a model. Shards lie beside the index and outlive a killed job.
+
+
+rule dump:
+    input:
+        card=lambda wildcards: card(wildcards.model),
+        corpus=lambda wildcards: corpus_file(wildcards.corpus),
+        code=code("prepare/calibration", "kv/cache", "kv/rope", "kv/dump"),
+    output:
+        RESULTS / "kv" / "{model}" / "{corpus}" / "index.json",
+    log:
+        "logs/dump/{model}/{corpus}.log",
+    benchmark:
+        "benchmarks/dump/{model}/{corpus}.tsv"
+    conda:
+        ENVIRONMENT
+    threads: config["compute"]["threads"]
+    resources:
+        mem_mb=2500,
+    params:
+        calibration=config["calibration"],
+        compute=config["compute"],
+    script:
+        "../scripts/dump.py"

@@ -1,0 +1,25 @@
+# A mapper a variant.
+
+
+rule fit:
+    input:
+        moments=rules.moments.output,
+        selection=rules.probe.output.selection,
+        source=source(dump_of),
+        target=target(dump_of),
+        code=code("kv/mapper", "fit/moments", "fit/selection", "fit/ridge"),
+    output:
+        RESULTS / "pairs" / "{pair}" / "mappers" / "{variant}" / "manifest.json",
+    log:
+        "logs/fit/{pair}/{variant}.log",
+    benchmark:
+        "benchmarks/fit/{pair}/{variant}.tsv"
+    conda:
+        ENVIRONMENT
+    threads: config["compute"]["threads"]
+    resources:
+        mem_mb=2500,
+    params:
+        recipe=lambda wildcards: PROJECT.variant(wildcards.variant),
+    script:
+        "../scripts/fit.py"

@@ -1,0 +1,12 @@
+"""Draw one figure that is made from records."""
+
+from pathlib import Path
+
+from kvferry.job import job
+from kvferry.report.figures import FIGURES
+from kvferry.report.inputs import Results
+
+with job(snakemake.rule, snakemake.log[0]):
+    config = snakemake.params.project
+    results = Results.load(Path(config["results"]), config, snakemake.params.pairs)
+    FIGURES[snakemake.rule](results, Path(snakemake.output[0]).with_suffix(""))
