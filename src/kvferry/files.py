@@ -47,7 +47,8 @@ def directory_whole(path: Path) -> Iterator[Path]:
 def _part(path: Path) -> Path:
     """A temporary name beside `path` for this process; what killed processes left under such names is removed."""
     for left in path.parent.glob(f".{path.name}.*.part"):
-        if not _alive(int(left.name.split(".")[-2])):
+        owner = int(left.name.split(".")[-2])
+        if owner == os.getpid() or not _alive(owner):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
@@ -77,8 +78,8 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path, what: str = "file") -> Any:
     """Read JSON, naming the file and `what` it should be when it is missing or broken."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise KvferryError(f"{path}: unreadable {what} ({error}); delete it and run again") from error
 
 

@@ -69,6 +69,14 @@ class Record:
         write_json(path, asdict(self) | {"n": self.n, "value": self.value})
 
 
+def _item(raw: dict[str, Any]) -> Item:
+    """An item whose numbers are numbers."""
+    for key in ("score", "weight"):
+        if not isinstance(raw[key], int | float):
+            raise TypeError(f"{key} is {raw[key]!r}")
+    return Item(**raw)
+
+
 def read_record(path: Path) -> Record:
     """Read and check one record.
 
@@ -77,10 +85,10 @@ def read_record(path: Path) -> Record:
             from its items.
     """
     try:
-        raw = json.loads(path.read_text())
-        stated, n = raw.pop("value"), raw.pop("n")
-        record = Record(**(raw | {"items": [Item(**item) for item in raw["items"]]}))
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        stated, n = float(raw.pop("value")), raw.pop("n")
+        record = Record(**(raw | {"items": [_item(item) for item in raw["items"]]}))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise KvferryError(f"{path}: not an evaluation record ({error}); delete it and run again") from error
     if record.format != FORMAT:
         raise KvferryError(
@@ -88,6 +96,8 @@ def read_record(path: Path) -> Record:
         )
     if not record.items or n != record.n:
         raise KvferryError(f"{path}: holds {record.n} items but states n={n}; delete it and run again")
+    if not sum(item.weight for item in record.items) > 0:
+        raise KvferryError(f"{path}: its items weigh nothing; delete it and run again")
     if not all(math.isfinite(item.score) for item in record.items) or not math.isclose(
         stated, record.value, rel_tol=1e-9
     ):

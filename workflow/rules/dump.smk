@@ -12,6 +12,7 @@ rule dump:
         "logs/dump/{model}/{corpus}.log",
     benchmark:
         "benchmarks/dump/{model}/{corpus}.tsv"
+    priority: 10
     conda:
         ENVIRONMENT
     threads: config["compute"]["threads"]

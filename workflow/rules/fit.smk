@@ -14,6 +14,7 @@ rule fit:
         "logs/fit/{pair}/{variant}.log",
     benchmark:
         "benchmarks/fit/{pair}/{variant}.tsv"
+    priority: 10
     conda:
         ENVIRONMENT
     threads: config["compute"]["threads"]

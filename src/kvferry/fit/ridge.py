@@ -7,6 +7,7 @@ rows, from the map applied to them. Does not know how layers were ranked.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ from kvferry.fit.selection import top_layers
 from kvferry.kv.dump import Shard
 from kvferry.kv.mapper import Affine, Mapper, save_mapper
 from kvferry.progress import track
+
+
+# Of the system scaled to a unit diagonal: a squared pivot is the share of a column that the others do not explain. Below this
+# rounding decides it, and the solution with it.
+SMALLEST_PIVOT = 1e-12
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ def fit_ridge(
             weight = solve(system.xx, system.xy, penalty.shift(system.xx, part.n), f"target layer {layer}, {kind}")
             scores[kind].append(in_sample_r2(system, weight, moments.target["kv_heads"]))
             bias = system.mean_y - system.mean_x @ weight
+            if not (bias.isfinite().all() and math.isfinite(scores[kind][-1])):
+                raise KvferryError(f"target layer {layer}, {kind}: the moments are not finite; dump both models again")
             maps[kind].append(Affine(weight.to(dtype), bias.to(dtype)))
     return Fit(Mapper(selected, maps["k"], maps["v"], moments.target["kv_heads"]), scores)
 
@@ -93,7 +101,8 @@ def solve(gram: Tensor, cross: Tensor, shift: float, where: str) -> Tensor:
     scale = shifted.diagonal().rsqrt()
     factor, info = torch.linalg.cholesky_ex(shifted * scale[:, None] * scale)
     solution = scale[:, None] * torch.cholesky_solve(scale[:, None] * cross, factor)
-    if int(info) or not bool(solution.isfinite().all()):
+    dependent = bool(factor.diagonal().square().min() <= SMALLEST_PIVOT)
+    if int(info) or dependent or not bool(solution.isfinite().all()):
         raise KvferryError(
             f"{where}: the normal equations are singular or not finite; "
             "use a larger lambda, fewer layers or more calibration tokens"

@@ -125,19 +125,23 @@ def read_index(directory: Path) -> dict[str, Any]:
     return read_json(directory / INDEX, "dump index")
 
 
+def shard_entries(directory: Path, side: Side) -> list[dict[str, Any]]:
+    """What the index says of the shards of one side, in order."""
+    return [entry for entry in read_index(directory)["shards"] if entry["side"] == side]
+
+
 def read_shards(directory: Path, side: Side) -> Iterator[Shard]:
     """The shards of one side, in order, each checked against the index.
 
     Raises:
         KvferryError: a shard is missing or altered.
     """
-    index = read_index(directory)
-    for entry in index["shards"]:
-        if entry["side"] == side:
-            path = directory / entry["file"]
-            if not path.exists() or sha256_file(path) != entry["sha256"]:
-                raise KvferryError(f"{path}: missing or altered since the dump; delete {directory} and run again")
-            yield _as_shard(load_file(path), index["geometry"]["layers"])
+    layers = read_index(directory)["geometry"]["layers"]
+    for entry in shard_entries(directory, side):
+        path = directory / entry["file"]
+        if not path.exists() or sha256_file(path) != entry["sha256"]:
+            raise KvferryError(f"{path}: missing or altered since the dump; delete {directory} and run again")
+        yield _as_shard(load_file(path), layers)
 
 
 def _as_shard(tensors: dict[str, Tensor], layers: int) -> Shard:

@@ -104,7 +104,7 @@ def save_mapper(mapper: Mapper, manifest: dict[str, Any], directory: Path) -> No
     tensors = {}
     for kind, affines in (("k", mapper.keys), ("v", mapper.values)):
         for layer, affine in enumerate(affines):
-            tensors[f"{kind}.{layer}.weight"], tensors[f"{kind}.{layer}.bias"] = affine.weight, affine.bias
+            tensors[f"{kind}.{layer}.weight"], tensors[f"{kind}.{layer}.bias"] = affine.weight.contiguous(), affine.bias
     with directory_whole(directory) as temporary:
         save_file(tensors, temporary / WEIGHTS)
         own = {

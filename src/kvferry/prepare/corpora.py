@@ -41,19 +41,41 @@ READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {"qasper": qaspe
 
 
 def local(path: Path, field: str) -> Iterator[Document]:
-    """Documents of a .jsonl file (a line each, text in `field`) or of a text file (separated by blank lines)."""
-    text = path.read_text()
+    """Documents of a .jsonl file (a line each, text in `field`) or of a text file (separated by blank lines).
+
+    Raises:
+        KvferryError: the file is missing, is not UTF-8, or a line holds no text.
+    """
+    text = _read(path)
     if path.suffix != ".jsonl":
         for number, block in enumerate(part for part in text.split("\n\n") if part.strip()):
             yield Document(str(number), block)
         return
-    for number, line in enumerate(text.splitlines()):
+    for number, line in enumerate(_lines(text)):
         try:
-            yield Document(str(number), json.loads(line)[field])
+            row = json.loads(line)[field]
+            if not isinstance(row, str):
+                raise TypeError(f"it is {row!r}")
+            yield Document(str(number), row)
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise KvferryError(
                 f"{path}: line {number + 1} is not a JSON object with a text field '{field}' ({error})"
             ) from error
+
+
+def _read(path: Path) -> str:
+    """The text of a UTF-8 file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise KvferryError(
+            f"{path}: cannot be read as UTF-8 text ({error}); check the path and the encoding"
+        ) from error
+
+
+def _lines(text: str) -> list[str]:
+    """Lines between newlines only: JSON strings may hold the other characters that Python's splitlines cuts at."""
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def hub(entry: dict[str, Any]) -> Iterator[Document]:
@@ -98,6 +120,6 @@ def write_corpus(name: str, entry: dict[str, Any], wheel: Path | None, path: Pat
 def read_corpus(path: Path) -> list[Document]:
     """Read what `write_corpus` wrote."""
     try:
-        return [Document(**json.loads(line)) for line in path.read_text().splitlines()]
-    except (OSError, json.JSONDecodeError, TypeError) as error:
+        return [Document(**json.loads(line)) for line in _lines(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError) as error:
         raise KvferryError(f"{path}: not a prepared corpus ({error}); delete it and run again") from error

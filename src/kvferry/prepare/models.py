@@ -105,7 +105,7 @@ def fetch_snapshot(repository: str, revision: str) -> tuple[Path, str]:
     try:
         folder = Path(snapshot_download(repository, revision=wanted, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise KvferryError(
             f"models.yaml: {repository} at {revision} cannot be fetched from the hub ({reason}); "
             "check the name, the network and your access token"
@@ -114,7 +114,15 @@ def fetch_snapshot(repository: str, revision: str) -> tuple[Path, str]:
 
 
 def make_card(name: str, entry: dict[str, Any], location: Path, revision: str | None = None) -> dict[str, Any]:
-    """Geometry and identity of the model at `location`."""
+    """Geometry and identity of the model at `location`.
+
+    Raises:
+        KvferryError: `location` is no model directory.
+    """
+    if not (location / "config.json").is_file():
+        raise KvferryError(
+            f"models.yaml: {name}: {location} holds no config.json; give a directory in the hub's layout"
+        )
     config = AutoConfig.from_pretrained(location).get_text_config(decoder=True)
     heads = config.num_attention_heads
     tokenizer = AutoTokenizer.from_pretrained(location)

@@ -45,8 +45,8 @@ def remove_layers(model: PreTrainedModel, first: int, end: int, ids: Tensor) -> 
     """Remove decoder layers [first, end) in place, calibrated on `ids [sequences, length]`."""
     transform = fit_transform(model, first, end, ids)
     decoder = model.get_decoder()
-    down = decoder.layers[first - 1].mlp.down_proj.weight
-    down.data = (transform.T @ down.data.double()).to(down.dtype)
+    for part in decoder.layers[first - 1].mlp.down_proj.parameters():
+        part.data = (transform.T @ part.data.double()).to(part.dtype)
     decoder.layers = nn.ModuleList([*decoder.layers[:first], *decoder.layers[end:]])
     for index, layer in enumerate(decoder.layers):
         layer.self_attn.layer_idx = index

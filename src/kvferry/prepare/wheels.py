@@ -39,7 +39,7 @@ def fetch_wheel(name: str, entry: dict[str, Any], path: Path) -> None:
         done = subprocess.run(command, capture_output=not sys.stderr.isatty(), text=True, check=False)
         fetched = path.parent / entry["file"]
         if done.returncode or not fetched.exists():
-            reason = (done.stderr or "see pip's message above").strip().splitlines()[-1]
+            reason = ((done.stderr or "").strip() or "see pip's message above").splitlines()[-1]
             raise KvferryError(
                 f"wheels.yaml: {name}: pip could not fetch {requirement} ({reason}); "
                 f"check the network, or put {entry['file']} at {path}"

