@@ -66,7 +66,10 @@ def fit_ridge(
     for layer, chosen in enumerate(track(selected, "fit", "layer")):
         for kind, part in (("k", moments.k), ("v", moments.v)):
             system = layer_system(part, moments, layer, chosen)
-            weight = solve(system.xx, system.xy, penalty.shift(system.xx, part.n), f"target layer {layer}, {kind}")
+            shift = penalty.shift(system.xx, part.n)
+            if not shift and part.n <= len(system.xx):
+                raise singular(f"target layer {layer}, {kind}")
+            weight = solve(system.xx, system.xy, shift, f"target layer {layer}, {kind}")
             scores[kind].append(in_sample_r2(system, weight, moments.target["kv_heads"]))
             bias = system.mean_y - system.mean_x @ weight
             if not (bias.isfinite().all() and math.isfinite(scores[kind][-1])):
@@ -103,11 +106,16 @@ def solve(gram: Tensor, cross: Tensor, shift: float, where: str) -> Tensor:
     solution = scale[:, None] * torch.cholesky_solve(scale[:, None] * cross, factor)
     dependent = bool(factor.diagonal().square().min() <= SMALLEST_PIVOT)
     if int(info) or dependent or not bool(solution.isfinite().all()):
-        raise KvferryError(
-            f"{where}: the normal equations are singular or not finite; "
-            "use a larger lambda, fewer layers or more calibration tokens"
-        )
+        raise singular(where)
     return solution
+
+
+def singular(where: str) -> KvferryError:
+    """What to say of a system that has no one solution."""
+    return KvferryError(
+        f"{where}: the normal equations are singular or not finite; "
+        "use a larger lambda, fewer layers or more calibration tokens"
+    )
 
 
 def in_sample_r2(system: Moments, weight: Tensor, heads: int) -> float:
