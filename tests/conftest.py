@@ -160,10 +160,14 @@ def write_wheel(path: Path, tables: dict[str, list[dict]], requests: dict[str, l
     return path
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    """Tiny matrices gain nothing from threads, and one thread gives the same last bit every time."""
-    torch.set_num_threads(1)
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread(request):
+    """Tiny matrices gain nothing from threads, and one thread gives the same last bit; real models keep theirs."""
+    before = torch.get_num_threads()
+    if request.node.get_closest_marker("family") is None:
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

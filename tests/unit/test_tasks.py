@@ -203,7 +203,7 @@ def test_a_hub_that_cannot_be_reached_is_said_in_one_sentence(monkeypatch):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(KvferryError, match="benchmark winogrande cannot be read.*no route.*check the network"):
+    with pytest.raises(KvferryError, match=r"benchmark winogrande cannot be read.*no route.*check the network"):
         load_tasks("winogrande", None)
 
 

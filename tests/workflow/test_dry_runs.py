@@ -29,7 +29,10 @@ def test_every_config_resolves(name):
         ({"pairs": ["24l-to-31l"]}, ["pairs", "24l-to-31l", "24l-to-30l"]),
         ({"variants": {"ridge_k8": {"method": "ridge", "k": 25, "lambda": 0.01}}}, ["variants.ridge_k8.k", "25"]),
         ({"variants": {"ridge_k8": {"method": "ridge", "k": 8, "lambda": -1}}}, ["variants.ridge_k8.lambda", "-1"]),
-        ({"variants": {"ridge_k8": {"method": "ridge", "k": "eight", "lambda": 0.01}}}, ["variants.ridge_k8.k", "eight"]),
+        (
+            {"variants": {"ridge_k8": {"method": "ridge", "k": "eight", "lambda": 0.01}}},
+            ["variants.ridge_k8.k", "eight"],
+        ),
         ({"registries": {"models": "config/absent.yaml"}}, ["absent.yaml"]),
     ],
 )

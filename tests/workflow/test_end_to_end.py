@@ -24,7 +24,9 @@ pytestmark = pytest.mark.family
 @pytest.fixture(scope="module")
 def run():
     """The run, killed once on its way if there is work to do, then finished."""
-    started = subprocess.Popen(COMMAND, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    started = subprocess.Popen(
+        COMMAND, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     time.sleep(20)
     if started.poll() is None:
         os.killpg(started.pid, signal.SIGKILL)

@@ -78,6 +78,10 @@ class SystemLM(HFLM):
                 f"a continuation of {len(continuation)} tokens is longer than the model's {self.max_length} positions; "
                 "leave the item out"
             )
+        if not context:
+            raise KvferryError(
+                f"a context without tokens cannot be scored (continuation {continuation}); leave the item out"
+            )
         both = [*context, *continuation][-(self.max_length + 1) :]
         cut = len(both) - len(continuation)
         return tuple(both[:cut]), tuple(continuation)
@@ -145,7 +149,7 @@ class SystemLM(HFLM):
         """Prompt tokens (cut from the left to leave room), stop strings and the limit of new tokens.
 
         Raises:
-            KvferryError: the task asks for sampling.
+            KvferryError: the task asks for sampling or for more tokens than the model has positions, or gives no prompt.
         """
         wanted = normalize_gen_kwargs(dict(settings), self.max_gen_toks)
         if wanted.get("do_sample") or wanted.get("temperature"):
@@ -155,8 +159,15 @@ class SystemLM(HFLM):
         stops = handle_stop_sequences(
             list(wanted["until"]), eos=self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         )
-        limit = wanted["max_gen_toks"]
-        return tuple(self.tok_encode(context)[-(self.max_length - limit) :]), tuple(stops), limit
+        limit, prompt = wanted["max_gen_toks"], self.tok_encode(context)
+        if limit >= self.max_length:
+            raise KvferryError(
+                f"{limit} new tokens leave none of the model's {self.max_length} positions for the prompt; "
+                "lower evaluation.max_new_tokens"
+            )
+        if not prompt:
+            raise KvferryError("a prompt without tokens cannot be answered; leave the item out")
+        return tuple(prompt[-(self.max_length - limit) :]), tuple(stops), limit
 
     def _generate(self, prompts: list[Tokens], prefix: Prefix, stops: tuple[str, ...], limit: int) -> list[str]:
         """Greedy continuation of each prompt; a row that has reached a stop string leaves the batch."""

@@ -25,7 +25,8 @@ def group_by_header(prompts: Sequence[Tokens]) -> list[Group]:
     for number in sorted(range(len(prompts)), key=lambda n: prompts[n]):
         prompt = prompts[number]
         shared = common(groups[-1].header, prompt) if groups else ()
-        if 2 * len(shared) >= max(len(prompt), 2 * SHARED_TOKENS):
+        longest = max([len(prompt), *(len(prompts[member]) for member in groups[-1].members)]) if groups else 0
+        if len(shared) >= SHARED_TOKENS and 2 * len(shared) >= longest:
             groups[-1] = Group(shared, [*groups[-1].members, number])
         else:
             groups.append(Group(prompt, [number]))

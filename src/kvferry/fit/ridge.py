@@ -23,7 +23,6 @@ from kvferry.kv.dump import Shard
 from kvferry.kv.mapper import Affine, Mapper, save_mapper
 from kvferry.progress import track
 
-
 # Of the system scaled to a unit diagonal: a squared pivot is the share of a column that the others do not explain. Below this
 # rounding decides it, and the solution with it.
 SMALLEST_PIVOT = 1e-12

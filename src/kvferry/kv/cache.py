@@ -31,6 +31,7 @@ class GrowingLayer(DynamicLayer):
             self.keys, self.values = keys, values
         self._buffers: list[Tensor] | None = None
 
+    @torch.inference_mode()
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> LayerKV:
         """Append `[batch, kv_heads, new, head_dim]` and return all keys and values."""
         if not self.is_initialized or self.keys.numel() == 0:

@@ -126,6 +126,7 @@ class Handoff:
         own = empty_prefix(self.source, batch)
         return replace(empty_prefix(self.target, batch), source=(own.cache, own.mask))
 
+    @torch.inference_mode()
     def extend(self, prefix: Prefix, span: Span) -> Prefix:
         """Source prefill of the span, mapping of the span, and the native head where the span reaches into it."""
         assert prefix.source is not None

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvferry.errors import KvferryError
-from kvferry.files import directory_whole, read_json, sha256_file, write_json
+from kvferry.files import directory_whole, fingerprint, read_json, sha256_file, write_json
 from kvferry.kv.cache import LayerKV
 from kvferry.kv.rope import Rotation
 
@@ -116,7 +116,8 @@ def save_mapper(mapper: Mapper, manifest: dict[str, Any], directory: Path) -> No
             "weights_bytes": (temporary / WEIGHTS).stat().st_size,
             "weights_sha256": sha256_file(temporary / WEIGHTS),
         }
-        write_json(temporary / MANIFEST, manifest | own)
+        whole = manifest | own
+        write_json(temporary / MANIFEST, whole | {"manifest_sha256": fingerprint(whole)})
 
 
 def load_mapper(directory: Path, source: dict[str, Any], target: dict[str, Any]) -> tuple[Mapper, dict[str, Any]]:
@@ -148,11 +149,13 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     """Read a mapper's manifest.
 
     Raises:
-        KvferryError: missing, broken, or of another format.
+        KvferryError: missing, broken, altered, or of another format.
     """
     manifest = read_json(directory / MANIFEST, "mapper manifest")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise KvferryError(f"{directory / MANIFEST}: not a mapper manifest of format {FORMAT}; fit the mapper again")
+    if manifest.pop("manifest_sha256", None) != fingerprint(manifest):
+        raise KvferryError(f"{directory / MANIFEST}: altered since it was written; fit the mapper again")
     return manifest
 
 

@@ -83,6 +83,8 @@ def check_rotation(model: PreTrainedModel) -> None:
     positions = torch.arange(PROBE_TOKENS, device=model.device)[None]
     turned = rotation(model, positions).for_heads()
     for layer, (plain, keys) in enumerate(zip(before, cached, strict=True)):
+        if not keys.isfinite().all():
+            continue  # not a matter of rotation: a dump refuses such keys and names the sequence
         error = (turned.strip(keys.float()) - plain.float()).abs().max() / plain.float().abs().max()
         if not error <= TOLERANCE[keys.dtype]:
             raise KvferryError(
