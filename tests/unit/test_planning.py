@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvferry.evaluate.planning import SHARED_TOKENS, batches, common, group_by_header
+from kvferry.evaluate.planning import SHARED_TOKENS, WORTHWHILE_TOKENS, batches, common, group_by_header
 
 LENGTHS = st.lists(st.integers(0, 300), max_size=40)
 
@@ -37,10 +37,12 @@ def test_batches_keep_to_the_budget_of_padded_tokens_or_hold_one_member(lengths,
 
 
 @given(LENGTHS, st.integers(1, 1000))
-def test_batches_are_not_smaller_than_the_budget_makes_them(lengths, tokens):
+def test_a_batch_ends_for_the_budget_or_because_the_next_member_would_be_mostly_padding(lengths, tokens):
     found = list(batches(lengths, range(len(lengths)), tokens))
     for batch, following in pairwise(found):
-        assert (len(batch) + 1) * lengths[batch[0]] > tokens
+        longest = lengths[batch[0]]
+        mostly_padding = lengths[following[0]] < 0.75 * longest and len(batch) * longest >= WORTHWHILE_TOKENS
+        assert mostly_padding or (len(batch) + 1) * longest > tokens
         assert min(lengths[n] for n in batch) >= max(lengths[n] for n in following)
 
 

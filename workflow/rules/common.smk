@@ -28,7 +28,7 @@ try:
 except KvferryError as error:
     sys.exit(f"{error}")
 
-config = PROJECT.config
+config.update(PROJECT.config)
 RESULTS = Path(config["results"])
 FIGURES = Path(config["figures"])
 WHEELS = Path(config["wheels"])

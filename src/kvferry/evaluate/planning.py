@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 SHARED_TOKENS = 64
+WORTHWHILE_TOKENS = 512
 
 Tokens = tuple[int, ...]
 
@@ -41,10 +42,15 @@ def common(first: Tokens, second: Tokens) -> Tokens:
 
 
 def batches(lengths: Sequence[int], members: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Cut members, longest first, into batches of at most `tokens` padded tokens (at least one member each)."""
+    """Cut members, longest first, into batches of at most `tokens` padded tokens (at least one member each).
+
+    A batch that is large enough to be worth computing takes no member that would be padded by more than a quarter.
+    """
     batch: list[int] = []
     for number in sorted(members, key=lambda n: (-lengths[n], n)):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > tokens:
+        longest = lengths[batch[0]] if batch else 0
+        wasteful = len(batch) * longest >= WORTHWHILE_TOKENS and lengths[number] < 0.75 * longest
+        if batch and (wasteful or (len(batch) + 1) * longest > tokens):
             yield batch
             batch = []
         batch.append(number)

@@ -6,6 +6,7 @@ Does not know where records go, or which systems a table needs.
 from __future__ import annotations
 
 import logging
+import shutil
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,23 +244,22 @@ def run_plan(who: Contestant, tokenizer: PreTrainedTokenizerBase, plan: Plan) ->
     """Answer everything in the plan with one system, and write the records."""
     done = {name: _kept_or_run(who, tokenizer, name, plan) for name in plan.outputs}
     for name, path in plan.outputs.items():
-        record, kept = done[name]
-        record.write(path)
-        kept.unlink()
+        done[name].write(path)
+    shutil.rmtree(plan.kept)
 
 
-def _kept_or_run(who: Contestant, tokenizer: PreTrainedTokenizerBase, name: str, plan: Plan) -> tuple[Record, Path]:
-    """The record of one benchmark, from a job that was killed or anew, and where it is kept."""
+def _kept_or_run(who: Contestant, tokenizer: PreTrainedTokenizerBase, name: str, plan: Plan) -> Record:
+    """The record of one benchmark, from a job that was killed or anew."""
     sections = [plan.config[part] for part in ("evaluation", "perplexity", "compute")]
     key = fingerprint([who.name, who.pair, who.target, name, sections, plan.rows.facts(), plan.identity, commit()])
     path = plan.kept / f"{name}-{key[:16]}.json"
     if path.exists():
         logging.info("%s %s: taken over from a run that was stopped", who.name, name)
-        return read_record(path), path
+        return read_record(path)
     if name == PERPLEXITY:
         record = run_perplexity(who, plan.chunks, plan.config["perplexity"], plan.config["evaluation"])
     else:
         record = run_benchmark(who, tokenizer, name, plan.config["evaluation"], plan.rows)
     record.write(path)
     logging.info("%s %s: %s %.4f, n=%d, %.1f s", who.name, name, record.metric, record.value, record.n, record.seconds)
-    return record, path
+    return record
