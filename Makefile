@@ -1,20 +1,23 @@
 # `make demo` and `make test` set everything up by themselves; a second run re-uses what is there.
 PYTHON ?= python3
 CORES ?= 2
+MEMORY_MB ?= 7000
 CONFIG ?= config/config.yaml
 BIN := .venv/bin
 READY := .venv/.ready
-SNAKEMAKE = $(BIN)/python -m kvferry.alone .snakemake.lock $(BIN)/snakemake --cores $(CORES)
+# One run at a time, with a lock that goes with the process, however it ends; Snakemake's own would outlive a kill.
+SNAKEMAKE = $(BIN)/python -m kvferry.alone .snakemake.lock $(BIN)/snakemake --nolock \
+	--cores $(CORES) --resources mem_mb=$(MEMORY_MB) --configfile $(CONFIG)
+RESULTS = $$($(BIN)/python -c "import yaml; print(yaml.safe_load(open('$(CONFIG)')).get('results', 'results'))")
 
 .PHONY: demo test lint setup report clean
 
 demo: setup
-	@$(SNAKEMAKE) --configfile $(CONFIG)
-	@cat results/headline.txt
-	@echo "Tables: results/tables/  Figures: figures/  Mappers: results/pairs/  Logs: logs/  A report in one file: make report"
+	@$(SNAKEMAKE)
+	@cat $(RESULTS)/headline.txt
 
 report: setup
-	@$(SNAKEMAKE) --configfile $(CONFIG) --report report.zip
+	@$(SNAKEMAKE) --report report.zip
 
 test: setup
 	@$(BIN)/pytest

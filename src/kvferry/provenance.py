@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+from kvferry.files import fingerprint
+
 PACKAGES = ("kvferry", "torch", "transformers", "lm-eval", "numpy")
 
 
@@ -31,6 +33,13 @@ def commit() -> str:
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def code_id() -> str:
+    """Hash of the modules that decide an evaluation: everything of this package before its report stage."""
+    root = Path(__file__).parent
+    files = sorted(file for stage in ("prepare", "kv", "fit", "evaluate") for file in (root / stage).glob("*.py"))
+    return fingerprint([[file.name, file.read_text()] for file in files])
 
 
 def peak_memory_bytes() -> int:

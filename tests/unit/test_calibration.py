@@ -13,7 +13,8 @@ from kvferry.prepare.corpora import Document
 
 LENGTH = 8
 seeds = st.integers(0, 2**32 - 1)
-sides = st.sampled_from(["fit", "held_out"])
+SIDES = ("fit", "held_out", "perplexity")
+sides = st.sampled_from(SIDES)
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +27,7 @@ def documents():
 def available(documents, tokenizer):
     """How many sequences each side holds."""
     return {
-        side: len(pack([each.text for each in documents if side_of(each) == side], tokenizer, LENGTH))
-        for side in ("fit", "held_out")
+        side: len(pack([each.text for each in documents if side_of(each) == side], tokenizer, LENGTH)) for side in SIDES
     }
 
 
@@ -35,8 +35,8 @@ def rows(sequences):
     return [tuple(row) for row in sequences.tolist()]
 
 
-def drawn(documents, tokenizer, *how, **more):
-    return draw_sequences(documents, tokenizer, Draw(*how, **more), "prose")
+def drawn(documents, tokenizer, *how):
+    return draw_sequences(documents, tokenizer, Draw(*how), "prose")
 
 
 def numbers_in(sequences, tokenizer):
@@ -44,10 +44,12 @@ def numbers_in(sequences, tokenizer):
     return {int(number) for row in tokenizer.batch_decode(sequences) for number in re.findall(r"\b\d{4}\b", row)}
 
 
-def test_one_document_in_five_is_held_out():
-    held_out = sum(side_of(Document(f"paper-{number}", "")) == "held_out" for number in range(5000))
-    # 52 of 256 first bytes are multiples of 5: binomial with p = .203, five standard deviations of sqrt(n·p·(1 − p)).
-    assert abs(held_out - 5000 * 52 / 256) < 5 * (5000 * 0.203 * 0.797) ** 0.5
+def test_one_document_in_five_is_not_fitted_on_and_half_of_these_are_for_perplexity():
+    found = [side_of(Document(f"paper-{number}", "")) for number in range(5000)]
+    for side in ("held_out", "perplexity"):
+        # 52 of 256 first bytes are multiples of 5, half of all second bytes are odd: binomial with p = .1016,
+        # five standard deviations of sqrt(n·p·(1 − p)).
+        assert abs(found.count(side) - 5000 * 26 / 256) < 5 * (5000 * 0.1016 * 0.8984) ** 0.5
 
 
 @given(st.text(), st.text(), st.text())
@@ -56,14 +58,17 @@ def test_the_side_depends_on_the_id_alone(identity, one, other):
 
 
 @given(seeds, seeds)
-def test_no_document_is_on_both_sides_whatever_the_seeds(documents, tokenizer, available, one, other):
-    fit = numbers_in(drawn(documents, tokenizer, "fit", available["fit"], LENGTH, one), tokenizer)
-    held_out = numbers_in(drawn(documents, tokenizer, "held_out", available["held_out"], LENGTH, other), tokenizer)
-    assert fit
-    assert held_out
-    assert not fit & held_out
-    assert {side_of(documents[number]) for number in fit} == {"fit"}
-    assert {side_of(documents[number]) for number in held_out} == {"held_out"}
+def test_no_document_is_on_two_sides_whatever_the_seeds(documents, tokenizer, available, one, other):
+    seeds_of = {"fit": one, "held_out": other, "perplexity": one}
+    for side in SIDES:
+        found = numbers_in(drawn(documents, tokenizer, side, available[side], LENGTH, seeds_of[side]), tokenizer)
+        assert found
+        assert {side_of(documents[number]) for number in found} == {side}
+
+
+def test_all_takes_the_documents_of_every_side(documents, tokenizer):
+    count = len(pack([document.text for document in documents], tokenizer, LENGTH))
+    assert len(numbers_in(drawn(documents, tokenizer, "all", count, LENGTH, 1), tokenizer)) > 0.9 * len(documents)
 
 
 @given(seeds, sides, st.data())
@@ -74,14 +79,6 @@ def test_the_first_n_of_m_are_the_n_drawn_alone(documents, tokenizer, available,
     small = drawn(documents, tokenizer, side, fewer, LENGTH, seed)
     assert small.shape == (fewer, LENGTH)
     assert torch.equal(large[:fewer], small)
-
-
-@given(seeds, st.data())
-def test_skipping_goes_on_where_another_draw_ended(documents, tokenizer, available, seed, data):
-    skip = data.draw(st.integers(1, available["fit"] - 1))
-    count = data.draw(st.integers(1, available["fit"] - skip))
-    whole = drawn(documents, tokenizer, "fit", skip + count, LENGTH, seed)
-    assert torch.equal(drawn(documents, tokenizer, "fit", count, LENGTH, seed, skip=skip), whole[skip:])
 
 
 def test_a_full_draw_takes_every_sequence_once(documents, tokenizer, available):
@@ -100,15 +97,14 @@ def test_a_seed_draws_the_same_today_and_tomorrow(documents, tokenizer):
     assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("side", ["fit", "held_out"])
-@pytest.mark.parametrize(("count", "skip"), [(1, 0), (0, 1)])
-def test_too_few_sequences_are_refused_with_numbers(documents, tokenizer, available, side, count, skip):
+@pytest.mark.parametrize("side", SIDES)
+def test_too_few_sequences_are_refused_with_numbers(documents, tokenizer, available, side):
     held = available[side]
     with pytest.raises(
         KvferryError,
         match=f"corpus prose: its {side} documents hold {held} sequences of 8 tokens, {held + 1} are asked for",
     ):
-        drawn(documents, tokenizer, side, held + count, LENGTH, 1, skip=skip)
+        drawn(documents, tokenizer, side, held + 1, LENGTH, 1)
 
 
 def test_a_corpus_without_documents_of_a_side_holds_none(tokenizer):

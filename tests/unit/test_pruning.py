@@ -6,7 +6,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvferry.prepare.calibration import Draw, draw_sequences
 from kvferry.prepare.corpora import Document
-from kvferry.prepare.models import load_model, load_tokenizer, read_card
+from kvferry.prepare.models import load_model, read_card
 from kvferry.prepare.pruning import BATCH, LAMBDA, fit_transform, prepare_pruned, remove_layers, states
 
 IDS = torch.randint(3, 260, (BATCH + 2, 20), generator=torch.Generator().manual_seed(0))
@@ -213,7 +213,7 @@ def test_a_prepared_pruned_model_has_a_card_of_its_own(prepared):
 
 def test_a_prepared_pruned_model_loads_like_any_other(prepared, tiny_model, documents, entry):
     loaded = load_model(prepared[1])
-    assert loaded.tokenizer.get_vocab() == load_tokenizer(prepared[0]).get_vocab()
+    assert loaded.tokenizer.get_vocab() == load_model(prepared[0]).tokenizer.get_vocab()
     how = entry["calibration"]
     ids = draw_sequences(
         documents, loaded.tokenizer, Draw("fit", how["sequences"], how["length"], how["seed"]), "prose"

@@ -1,6 +1,7 @@
 """Tables made from made-up records: values, undefined cases, order of rows, and what is refused."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -213,6 +214,12 @@ def test_the_paper_stands_beside_a_pair_that_is_in_it(tmp_path):
     assert row(TABLES["table13_accuracy"](results), name="small")["mmlu_paper"] == 78.86
     assert row(TABLES["table12_size"](results), system="ridge_k8")["parameters_paper"] == 1.07e9
     assert row(TABLES["table12_size"](results), system="ridge_k1")["parameters_paper"] is None
+
+
+def test_the_papers_transfer_does_not_stand_beside_one_with_another_k(tmp_path):
+    results = replace(load(build(tmp_path), pairs=PAPER_PAIRS), headline="ridge_k1")
+    assert results.comparable(results.pairs[0]) is None
+    assert replace(results, headline="ridge_k8").comparable(results.pairs[0]) == "Qwen3 14B→32B"
 
 
 def test_no_column_of_the_paper_for_other_pairs(tmp_path):

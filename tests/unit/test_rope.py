@@ -156,7 +156,7 @@ def test_a_norm_after_k_proj_that_the_check_does_not_know_is_refused(tiny_model)
 def test_a_model_without_one_rotary_module_is_refused(tiny_model):
     model = tiny_model("llama", layers=1)
     del model.model.rotary_emb
-    with pytest.raises(KvferryError, match="no single rotary module in LlamaForCausalLM"):
+    with pytest.raises(KvferryError, match="no single rotary module of a known type in LlamaForCausalLM"):
         rotary_module(model)
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 try:
     from kvferry.config import load_project, read_yaml
+    from kvferry.crosscheck import ROWS_WHEEL
     from kvferry.errors import KvferryError
+    from kvferry.records import PERPLEXITY, ZERO_CACHE
 except ImportError:
     sys.exit(
         "the package kvferry is not installed here: run `make setup`, or `pip install -c envs/constraints.txt -e .[workflow]`"
@@ -32,15 +34,16 @@ config.update(PROJECT.config)
 RESULTS = Path(config["results"])
 FIGURES = Path(config["figures"])
 WHEELS = Path(config["wheels"])
+LOGS, TIMINGS = (Path(name, *RESULTS.parts[1:]) for name in ("logs", "benchmarks"))
+COMPUTE = {key: config["compute"][key] for key in ("device", "dtype")}
 ENVIRONMENT = "../../envs/kvferry.yaml"
 CONSTRAINTS = BASE / "envs" / "constraints.txt"
 BENCHMARKS = list(config["evaluation"]["benchmarks"])
-PERPLEXITY = "prefix_perplexity"
 MODELS = PROJECT.models_of_run()
 EVALUATED = BENCHMARKS + [PERPLEXITY]
 HEADLINE = config["headline"]
 BESIDE = [variant for variant in config["variants"] if variant != HEADLINE] + [
-    "zero_cache"
+    ZERO_CACHE
 ]
 TABLES = [
     "table1_retention",
@@ -125,9 +128,9 @@ def all_tables():
 
 
 def all_figures():
-    figures = ["fig8_retention"] + [
-        f"fig2_r2_heatmap_{pair}" for pair in config["pairs"]
-    ]
+    figures = [f"fig2_r2_heatmap_{pair}" for pair in config["pairs"]]
+    if {"arc_challenge", "hellaswag", "mmlu"} & set(BENCHMARKS):
+        figures.append("fig8_retention")
     return expand(
         FIGURES / "{figure}.{kind}", figure=figures, kind=["pdf", "png", "csv"]
     )

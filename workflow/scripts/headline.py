@@ -10,4 +10,8 @@ from kvferry.report.summary import headline
 with job("headline", snakemake.log[0]):
     config = snakemake.params.project
     results = Results.load(Path(config["results"]), config, snakemake.params.pairs)
-    write_text(Path(snakemake.output[0]), headline(results))
+    places = (
+        f"Tables: {config['results']}/tables   Figures: {config['figures']}   Mappers: {config['results']}/pairs\n"
+        "A report in one file, with captions: make report"
+    )
+    write_text(Path(snakemake.output[0]), f"{headline(results)}\n\n{places}\n")

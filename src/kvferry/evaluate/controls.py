@@ -18,7 +18,7 @@ class Passthrough:
     def translate(self, layers: list[LayerKV], source: Rotation, target: Rotation) -> list[LayerKV]:
         """Keys stripped and rotated again, values as they are."""
         plain, turned = source.for_heads(), target.for_heads()
-        return [(turned.apply(plain.strip(keys)), values) for keys, values in layers]
+        return [(turned.apply(plain.strip(keys.float())).to(keys.dtype), values) for keys, values in layers]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvferry.files import fingerprint
 from kvferry.kv.handoff import Span, System, read
 from kvferry.progress import bar
 from kvferry.records import Item
@@ -18,13 +19,17 @@ BATCH = 4
 
 @torch.inference_mode()
 def prefix_nll(system: System, chunks: Tensor, prefix: int, hold_back: int) -> list[Item]:
-    """One item a chunk of `chunks [count, prefix + scored]`: mean nats a scored token, weighted by their number."""
+    """One item a chunk of `chunks [count, prefix + scored]`: mean nats a scored token, weighted by the number of those.
+
+    Its id holds the chunk's number and a hash of its tokens, so that other texts are never taken for the same item.
+    """
     items: list[Item] = []
     scored = chunks.shape[1] - prefix
     with bar(len(chunks), "perplexity", "chunk") as progress:
         for batch in chunks.split(BATCH):
-            for nll in _batch_nll(system, batch.to(system.target.device), prefix, hold_back).tolist():
-                items.append(Item(f"chunk-{len(items)}", nll, float(scored)))
+            values = _batch_nll(system, batch.to(system.target.device), prefix, hold_back).tolist()
+            for ids, nll in zip(batch.tolist(), values, strict=True):
+                items.append(Item(f"chunk-{len(items)}-{fingerprint(ids)[:8]}", nll, float(scored)))
             progress.update(len(batch))
     return items
 

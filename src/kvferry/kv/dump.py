@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -21,6 +22,7 @@ from transformers import PreTrainedModel
 
 from kvferry.errors import KvferryError
 from kvferry.files import fingerprint, read_json, sha256_file, write_json, written_whole
+from kvferry.kv import cache, rope
 from kvferry.kv.cache import cache_layers, forward, make_cache
 from kvferry.kv.rope import Rotation, check_rotation, rotation
 from kvferry.prepare.calibration import Side
@@ -63,7 +65,7 @@ def write_dump(
             for start in range(0, len(ids), SHARD_SEQUENCES):
                 part = ids[start : start + SHARD_SEQUENCES]
                 path = directory / f"{side}-{start // SHARD_SEQUENCES:05d}.safetensors"
-                mark = fingerprint([card["weights_id"], how["stride"], str(model.dtype), part.tolist(), start])
+                mark = fingerprint([_maker(model, card), how["stride"], part.tolist(), start])
                 if not _is_done(path, mark):
                     _write_shard(model, part, start, how["stride"], path, mark)
                 shards.append({"file": path.name, "side": side, "sequences": len(part), "sha256": sha256_file(path)})
@@ -74,6 +76,13 @@ def write_dump(
         directory / INDEX,
         {"identity": identity, "geometry": geometry, "calibration": how, "dtype": str(model.dtype), "shards": shards},
     )
+
+
+def _maker(model: PreTrainedModel, card: dict[str, Any]) -> list[str]:
+    """What decides the bytes of a shard besides its tokens: the model, the arithmetic and the code."""
+    code = [sha256_file(Path(module.__file__ or "")) for module in (cache, rope)] + [sha256_file(Path(__file__))]
+    arithmetic = [str(model.dtype), model.device.type, transformers.__version__, torch.__version__]
+    return [card["weights_id"], card["config_sha256"], *arithmetic, *code]
 
 
 def _is_done(path: Path, mark: str) -> bool:
@@ -115,9 +124,9 @@ def _cache_of(model: PreTrainedModel, ids: Tensor) -> list[tuple[Tensor, Tensor]
     """Keys and values of all layers for `ids [batch, length]`."""
     ids = ids.to(model.device)
     positions = torch.arange(ids.shape[1], device=model.device).expand_as(ids)
-    cache = make_cache([], model)
-    forward(model, ids, cache, torch.ones_like(ids), positions)
-    return cache_layers(cache)
+    filled = make_cache([], model)
+    forward(model, ids, filled, torch.ones_like(ids), positions)
+    return cache_layers(filled)
 
 
 def read_index(directory: Path) -> dict[str, Any]:

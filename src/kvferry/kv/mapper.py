@@ -64,7 +64,7 @@ class Mapper:
         batch, _, tokens, _ = layers[0][0].shape
         stripped = source.for_heads()
         needed = sorted({layer for chosen in self.selected for layer in chosen})
-        keys = {layer: flatten(stripped.strip(layers[layer][0]), self.dtype) for layer in needed}
+        keys = {layer: flatten(stripped.strip(layers[layer][0].float()), self.dtype) for layer in needed}
         values = {layer: flatten(layers[layer][1], self.dtype) for layer in needed}
         turned = target.for_heads()
         mapped = []

@@ -18,6 +18,7 @@ from kvferry.kv.cache import cache_layers, forward, make_cache
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 PROBE_TOKENS = 16
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 def rotate_half(x: Tensor) -> Tensor:
@@ -55,13 +56,14 @@ def rotary_module(model: PreTrainedModel) -> nn.Module:
     """The decoder's rotary module.
 
     Raises:
-        KvferryError: the decoder has none, or has one a layer type.
+        KvferryError: the decoder has none, has one a layer type, or one whose angles change with the length of the text.
     """
     module = getattr(model.get_decoder(), "rotary_emb", None)
-    if module is None or not hasattr(module, "inv_freq"):
+    kind = getattr(module, "rope_type", None)
+    if module is None or not hasattr(module, "inv_freq") or kind not in ROPE_TYPES:
         raise KvferryError(
-            f"{model.name_or_path}: no single rotary module in {type(model).__name__}; "
-            "only models with one RoPE for all layers transfer"
+            f"{model.name_or_path or type(model).__name__}: no single rotary module of a known type in {type(model).__name__} (found {kind}); "
+            f"only models with one RoPE for all layers transfer, of type {', '.join(ROPE_TYPES)}"
         )
     return module
 
@@ -88,7 +90,7 @@ def check_rotation(model: PreTrainedModel) -> None:
         error = (turned.strip(keys.float()) - plain.float()).abs().max() / plain.float().abs().max()
         if not error <= TOLERANCE[keys.dtype]:
             raise KvferryError(
-                f"{model.name_or_path}: the rotary layout of {type(model).__name__} is not understood "
+                f"{model.name_or_path or type(model).__name__}: the rotary layout of {type(model).__name__} is not understood "
                 f"(layer {layer}: stripped keys differ from the keys before rotation by {float(error):.1e} relative); "
                 "this model cannot be used"
             )

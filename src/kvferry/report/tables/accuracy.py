@@ -70,7 +70,7 @@ def _transfer_rows(results: Results) -> list[Row]:
 def _transfer_row(results: Results, pair: Pair, system: str) -> Row:
     found = [r for (name, own, _), r in results.transfers.items() if (name, own) == (pair.name, system)]
     k = results.k(pair.name, system) if system in results.variants else None
-    paper = pair.paper if system == results.headline else None
+    paper = results.comparable(pair) if system == results.headline else None
     return {"name": pair.name, "system": system, "k": k} | _scores(results, found, paper)
 
 

@@ -67,7 +67,8 @@ def _paper(results: Results, pair: Pair, system: str, table: str, column: str) -
     if pair.paper is None:
         return None
     if system != SOURCE:
-        return results.paper.value(table, pair.paper, column)
+        paper = results.comparable(pair)
+        return None if paper is None else results.paper.value(table, paper, column)
     look_up = results.paper.source_floor_normalised if table == "table15" else results.paper.source_retention
     names = FIVE if column == "avg" else (column,)
     values = [look_up(pair.paper, name) for name in names]
@@ -75,9 +76,10 @@ def _paper(results: Results, pair: Pair, system: str, table: str, column: str) -
 
 
 def _paper_gap(results: Results, pair: Pair, system: str) -> float | None:
-    if pair.paper is None:
-        return None
-    return 0.0 if system == SOURCE else results.paper.gap_recovered(pair.paper)
+    if system == SOURCE:
+        return None if pair.paper is None else 0.0
+    paper = results.comparable(pair)
+    return None if paper is None else results.paper.gap_recovered(paper)
 
 
 def gap_recovered(results: Results) -> pd.DataFrame:
