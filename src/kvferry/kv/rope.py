@@ -62,7 +62,8 @@ def rotary_module(model: PreTrainedModel) -> nn.Module:
     kind = getattr(module, "rope_type", None)
     if module is None or not hasattr(module, "inv_freq") or kind not in ROPE_TYPES:
         raise KvferryError(
-            f"{model.name_or_path or type(model).__name__}: no single rotary module of a known type in {type(model).__name__} (found {kind}); "
+            f"{model.name_or_path or type(model).__name__}: "
+            f"no single rotary module of a known type in {type(model).__name__} (found {kind}); "
             f"only models with one RoPE for all layers transfer, of type {', '.join(ROPE_TYPES)}"
         )
     return module
