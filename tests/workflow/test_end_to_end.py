@@ -14,7 +14,9 @@ from kvferry.records import read_record
 
 ROOT = Path(__file__).parents[2]
 RESULTS, FIGURES = ROOT / "results" / "ci", ROOT / "figures" / "ci"
-COMMAND = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "config/ci.yaml"]
+# As `make demo` starts it: with a lock that a kill takes along.
+ALONE = [sys.executable, "-m", "kvferry.alone", ".snakemake.lock", sys.executable, "-m", "snakemake", "--nolock"]
+COMMAND = [*ALONE, "--cores", "2", "--configfile", "config/ci.yaml"]
 BENCHMARKS = ("arc_challenge", "hellaswag", "winogrande", "mmlu", "gsm8k")
 PAIR, TARGET, SOURCE = "24l-to-30l", "smollm2-135m", "smollm2-24l"
 
