@@ -8,13 +8,11 @@ READY := .venv/.ready
 # One run at a time, with a lock that goes with the process, however it ends; Snakemake's own would outlive a kill.
 SNAKEMAKE = $(BIN)/python -m kvferry.alone .snakemake.lock $(BIN)/snakemake --nolock \
 	--cores $(CORES) --resources mem_mb=$(MEMORY_MB) --configfile $(CONFIG)
-RESULTS = $$($(BIN)/python -c "import yaml; print(yaml.safe_load(open('$(CONFIG)')).get('results', 'results'))")
 
 .PHONY: demo test lint setup report clean
 
 demo: setup
-	@$(SNAKEMAKE)
-	@cat $(RESULTS)/headline.txt
+	@results=$$($(BIN)/python -m kvferry.config $(CONFIG)) && $(SNAKEMAKE) && cat $$results/headline.txt
 
 report: setup
 	@$(SNAKEMAKE) --report report.zip

@@ -7,6 +7,7 @@ nor which program read the config.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,3 +113,16 @@ def _local_geometry(path: Path) -> Geometry | None:
     except (OSError, ValueError) as error:
         raise KvferryError(f"{path}: unreadable config.json of a model ({error}); restore it") from error
     return Geometry(*numbers) if all(isinstance(number, int) and number > 0 for number in numbers) else None
+
+
+def main(config_name: str) -> None:
+    """Check a config file and print its results directory; what is wrong is said in one sentence, with exit status 1."""
+    try:
+        project = load_project(read_yaml(Path(config_name)), config_name, Path("workflow/schemas"))
+    except KvferryError as error:
+        sys.exit(str(error))
+    print(project.config["results"])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

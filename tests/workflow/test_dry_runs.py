@@ -46,3 +46,31 @@ def test_a_wrong_config_stops_before_any_work_with_one_sentence(tmp_path, change
     assert len(lines) == 1, done.stderr
     assert all(word in lines[0] for word in words), lines[0]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, ["absent.yaml"]),
+        ("pairs: [24l-to-30l", ["line"]),
+        ("pairs: [a]\npairs: [b]\n", ["line 2", "'pairs'", "twice"]),
+        ("", ["empty"]),
+        ("- a list\n", ["list"]),
+    ],
+)
+def test_make_asks_for_a_config_that_can_be_read_before_it_starts(tmp_path, text, words):
+    file = tmp_path / "absent.yaml"
+    if text is not None:
+        file.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "kvferry.config", str(file)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert str(file) in done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_a_config_that_is_right_names_its_results():
+    command = [sys.executable, "-m", "kvferry.config", "config/ci.yaml"]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout == "results/ci\n"
