@@ -9,13 +9,19 @@ READY := .venv/.ready
 SNAKEMAKE = $(BIN)/python -m kvferry.alone .snakemake.lock $(BIN)/snakemake --nolock \
 	--cores $(CORES) --resources mem_mb=$(MEMORY_MB) --configfile $(CONFIG)
 
-.PHONY: demo test lint setup report clean
+.PHONY: demo test lint setup report plan bench clean
 
 demo: setup
 	@results=$$($(BIN)/python -m kvferry.config $(CONFIG)) && $(SNAKEMAKE) && cat $$results/headline.txt
 
 report: setup
 	@$(SNAKEMAKE) --report report.zip
+
+plan: setup
+	@$(BIN)/python -m kvferry.planner $(CONFIG)
+
+bench: setup
+	@$(BIN)/python bench/fit.py && $(BIN)/python bench/apply.py
 
 test: setup
 	@$(BIN)/pytest

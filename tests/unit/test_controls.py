@@ -5,7 +5,8 @@ import torch
 
 from kvferry.evaluate.controls import Passthrough, ZeroCache
 from kvferry.kv.cache import cache_layers
-from kvferry.kv.handoff import Handoff, Native, Span, read
+from kvferry.kv.handoff import Handoff, Native, read
+from kvferry.kv.prefill import Span
 from kvferry.kv.rope import rotation
 
 TOKENS = 14

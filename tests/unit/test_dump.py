@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from kvferry.errors import KvferryError
 from kvferry.files import read_json
 from kvferry.kv import dump
+from kvferry.kv.attention import observed, row_weights
 from kvferry.kv.dump import INDEX, SHARD_SEQUENCES, read_index, read_shards, write_dump
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -92,6 +94,51 @@ def test_the_dump_keeps_the_dtype_of_the_forward(tiny_model, sequences, tmp_path
     assert read_index(tmp_path)["dtype"] == "torch.bfloat16"
 
 
+@pytest.mark.parametrize("stride", [1, 3])
+def test_weights_of_the_kept_rows_take_all_tokens_as_queries(stride, model, sequences, tmp_path):
+    """The last query is never kept with a stride of 3: without it, and without the other dropped ones, the sums differ."""
+    write_dump(model, CARD, sequences, how(stride), tmp_path, row_weights=True)
+    for side, ids in sequences.items():
+        with observed(model, row_weights) as seen:
+            model(ids, use_cache=True)
+        for shard in read_shards(tmp_path, side):
+            for kind, found in enumerate((shard.key_weights, shard.value_weights)):
+                for layer, rows in enumerate(found):
+                    assert (rows.shape, rows.dtype) == ((len(shard.ids), 2), torch.float32)
+                    wanted = seen[layer][kind][shard.sequences, :, shard.positions]
+                    torch.testing.assert_close(rows, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_keys_and_values_are_the_same_with_weights_and_a_dump_without_has_none(model, sequences, tmp_path):
+    write_dump(model, CARD, sequences, how(3), tmp_path / "plain")
+    write_dump(model, CARD, sequences, how(3), tmp_path / "weighted", row_weights=True)
+    both = (read_shards(tmp_path / name, "fit") for name in ("plain", "weighted"))
+    for plain, weighted in zip(*both, strict=True):
+        assert (plain.key_weights, plain.value_weights) == (None, None)
+        assert len(weighted.key_weights) == len(weighted.value_weights) == len(plain.keys)
+        torch.testing.assert_close(weighted.keys, plain.keys, **CLOSE)
+        torch.testing.assert_close(weighted.values, plain.values, **CLOSE)
+        for name in ("ids", "positions", "sequences"):
+            assert torch.equal(getattr(weighted, name), getattr(plain, name))
+    plain, weighted = (read_index(tmp_path / name) for name in ("plain", "weighted"))
+    assert "row_weights" not in plain
+    assert weighted["row_weights"] is True
+    assert weighted["calibration"] == plain["calibration"]
+
+
+def test_a_plain_dump_is_made_by_the_models_own_attention(model, sequences, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("observed")
+
+    monkeypatch.setattr(dump, "observed", refuse)
+    write_dump(model, CARD, {"held_out": sequences["held_out"]}, how(), tmp_path)
+    (shard,) = read_shards(tmp_path, "held_out")
+    with safe_open(tmp_path / "held_out-00000.safetensors", "pt") as file:
+        others = {"ids", "positions", "sequences", "cos", "sin"}
+        assert set(file.keys()) == others | {f"{kind}.{layer}" for kind in "kv" for layer in range(2)}
+    assert len(shard.keys) == 2
+
+
 def test_the_index_names_model_geometry_recipe_and_shards(model, sequences, tmp_path):
     write_dump(model, CARD, sequences, how(3), tmp_path)
     index = read_index(tmp_path)
@@ -109,26 +156,27 @@ def written_shards(monkeypatch, fail_after=None):
     """Note the shards that are computed; die before the one after `fail_after`."""
     names, real = [], dump._write_shard
 
-    def write(model, ids, first, stride, path, mark):
+    def write(model, ids, first, stride, path, *rest):
         if fail_after is not None and len(names) == fail_after:
             raise Killed
         names.append(path.name)
-        real(model, ids, first, stride, path, mark)
+        real(model, ids, first, stride, path, *rest)
 
     monkeypatch.setattr(dump, "_write_shard", write)
     return names
 
 
+@pytest.mark.parametrize("row_weights", [False, True])
 @pytest.mark.parametrize("done", [0, 1, 2])
-def test_a_killed_dump_goes_on_and_ends_with_the_same_bytes(done, model, sequences, tmp_path, monkeypatch):
-    write_dump(model, CARD, sequences, how(), tmp_path / "whole")
+def test_a_killed_dump_goes_on_and_ends_with_the_same_bytes(done, row_weights, model, sequences, tmp_path, monkeypatch):
+    write_dump(model, CARD, sequences, how(), tmp_path / "whole", row_weights=row_weights)
     with monkeypatch.context() as patch:
         written_shards(patch, done)
         with pytest.raises(Killed):
-            write_dump(model, CARD, sequences, how(), tmp_path / "cut")
+            write_dump(model, CARD, sequences, how(), tmp_path / "cut", row_weights=row_weights)
     assert not (tmp_path / "cut" / INDEX).exists()
     names = written_shards(monkeypatch)
-    write_dump(model, CARD, sequences, how(), tmp_path / "cut")
+    write_dump(model, CARD, sequences, how(), tmp_path / "cut", row_weights=row_weights)
     assert len(names) == 3 - done
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
@@ -151,7 +199,7 @@ def test_a_finished_dump_is_not_computed_again(model, sequences, tmp_path, monke
     assert names == []
 
 
-@pytest.mark.parametrize("what", ["weights", "stride", "dtype", "tokens", "broken file"])
+@pytest.mark.parametrize("what", ["weights", "stride", "dtype", "tokens", "broken file", "row weights"])
 def test_shards_of_another_dump_are_computed_again(what, tiny_model, model, sequences, tmp_path, monkeypatch):
     write_dump(model, CARD, sequences, how(), tmp_path)
     names, card, stride, ids = written_shards(monkeypatch), CARD, 1, dict(sequences)
@@ -164,13 +212,14 @@ def test_shards_of_another_dump_are_computed_again(what, tiny_model, model, sequ
     elif what == "tokens":
         ids["fit"] = ids["fit"].clone()
         ids["fit"][-1, -1] = 5 if ids["fit"][-1, -1] != 5 else 6
-    else:
+    elif what == "broken file":
         (tmp_path / "fit-00001.safetensors").write_bytes(b"broken")
-    write_dump(model, card, ids, how(stride), tmp_path)
+    weighted = what == "row weights"
+    write_dump(model, card, ids, how(stride), tmp_path, row_weights=weighted)
     everything = ["fit-00000.safetensors", "fit-00001.safetensors", "held_out-00000.safetensors"]
     assert names == (everything[1:2] if what in ("tokens", "broken file") else everything)
     fresh = tmp_path / "fresh"
-    write_dump(model, card, ids, how(stride), fresh)
+    write_dump(model, card, ids, how(stride), fresh, row_weights=weighted)
     assert contents(fresh).items() <= {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()}.items()
 
 
@@ -217,6 +266,16 @@ def test_values_that_are_not_finite_are_refused_with_layer_and_sequences(layer, 
         model.model.layers[layer].self_attn.v_proj.weight[3, 3] = torch.nan
     with pytest.raises(KvferryError, match=f"layer {layer} gave a v that is not finite in sequences 0 to 7"):
         write_dump(model, CARD, sequences, how(), tmp_path)
+
+
+def test_weights_that_are_not_finite_are_refused(sequences, tiny_model, tmp_path):
+    """Queries so large that their squares leave float32, while scores do not: a softmax that still has a meaning."""
+    model = tiny_model("llama", 2)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight *= 1e20
+        model.model.layers[1].self_attn.k_proj.weight *= 1e-20
+    with pytest.raises(KvferryError, match="layer 1 gave a rk that is not finite in sequences 0 to 7"):
+        write_dump(model, CARD, sequences, how(), tmp_path, row_weights=True)
 
 
 def test_a_model_with_another_rotary_layout_is_not_dumped(tiny_model, sequences, tmp_path):

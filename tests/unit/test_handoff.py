@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from kvferry.evaluate.controls import Passthrough
 from kvferry.kv.cache import cache_layers, cache_length
-from kvferry.kv.handoff import Handoff, Native, Span, read, select
+from kvferry.kv.handoff import Handoff, Native, read, select
 from kvferry.kv.mapper import Affine, Mapper
+from kvferry.kv.prefill import Span
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 LAYERS = 3

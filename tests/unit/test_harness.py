@@ -12,6 +12,8 @@ from kvferry.evaluate import harness, planning
 from kvferry.evaluate.controls import Passthrough
 from kvferry.evaluate.harness import SystemLM
 from kvferry.kv.handoff import Handoff, Native
+from kvferry.kv.mapper import Affine, Mapper
+from kvferry.kv.prefill import Memory
 
 TOLERANCE = 1e-4
 POSITIONS = 128
@@ -326,3 +328,93 @@ def test_a_task_that_asks_for_sampling_is_refused(settings, ours):
     request = Instance("generate_until", {}, ("x", {"until": [], "max_gen_toks": 3} | settings), 0)
     with pytest.raises(KvferryError, match="only greedy generation is measured"):
         ours().generate_until([request])
+
+
+@pytest.fixture(scope="module")
+def source(tiny_model):
+    return tiny_model("llama", 3, seed=5, positions=POSITIONS)
+
+
+@pytest.fixture(scope="module")
+def mappers():
+    """Three mappers from `source` to `model` that know nothing."""
+
+    def make(seed):
+        torch.manual_seed(seed)
+        affines = [Affine(torch.randn(16, 16), torch.randn(16)) for _ in range(2)]
+        return Mapper([[0], [2]], affines, affines, kv_heads=2)
+
+    return [make(seed) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def handoffs(source, model, mappers):
+    """The factory of hand-offs through each of the mappers, on one memory."""
+    return lambda memory: [Handoff(source, model, mapper, 1, memory) for mapper in mappers]
+
+
+@pytest.fixture(scope="module")
+def each_alone(ours, handoffs, pairs, prompts):
+    """What each answers and writes with a memory of its own that keeps nothing."""
+    return [(asked(ours(system), pairs), generated(ours(system), prompts)) for system in handoffs(Memory())]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+def test_systems_on_one_memory_answer_as_each_alone(order, ours, handoffs, pairs, prompts, each_alone):
+    systems = handoffs(Memory(10**9))
+    for number in order:
+        answers, texts = each_alone[number]
+        found = asked(ours(systems[number]), pairs)
+        assert [score for score, _ in found] == pytest.approx([score for score, _ in answers], rel=1e-6)
+        assert_same(found, answers)
+        assert generated(ours(systems[number]), prompts) == texts
+    assert len({tuple(answers) for answers, _ in each_alone}) == 3
+
+
+@pytest.mark.parametrize("budget", [20_000, 60_000, 200_000])
+def test_a_memory_that_is_too_small_changes_nothing(budget, ours, handoffs, pairs, prompts, each_alone):
+    memory = Memory(budget)
+    for system, (answers, texts) in reversed(list(zip(handoffs(memory), each_alone, strict=True))):
+        assert_same(asked(ours(system), pairs), answers)
+        assert generated(ours(system), prompts) == texts
+    assert 0 < memory.used <= budget
+
+
+def test_a_second_system_needs_nothing_of_the_source(source, ours, handoffs, pairs, prompts):
+    first, *others = handoffs(Memory(10**9))
+    assert tokens_read(source, lambda: (asked(ours(first), pairs), generated(ours(first), prompts))) > 0
+    for other in others:
+        assert (
+            tokens_read(source, lambda other=other: (asked(ours(other), pairs), generated(ours(other), prompts))) == 0
+        )
+
+
+def test_fewer_items_need_nothing_of_the_source_after_more_of_them(source, ours, handoffs):
+    """Prompts in other batches, beside others: their rows are found all the same."""
+    pairs = [(text(random.Random(n), 3 + n), " a") for n in range(12)]
+    more, less, _ = handoffs(Memory(10**9))
+    asked(ours(more), pairs)
+    found = []
+    assert tokens_read(source, lambda: found.extend(asked(ours(less), pairs[1::3]))) == 0
+    assert_same(found, asked(ours(handoffs(Memory())[1]), pairs[1::3]))
+
+
+def test_the_injected_cache_takes_its_prefills_from_the_model_on_its_own(model, ours, pairs, wanted):
+    memory = Memory(10**9)
+    plain, alone = Native(model, memory), Handoff(model, model, Passthrough())
+    assert_same(asked(ours(plain), pairs), wanted)
+    injected, found = Handoff(model, model, Passthrough(), memory=memory), []
+    tails = tokens_read(model, lambda: found.extend(asked(ours(injected), pairs)))
+    assert_same(found, asked(ours(alone), pairs))
+    assert_same(found, wanted)
+    everything = tokens_read(model, lambda: asked(ours(alone), pairs))
+    assert tails < 0.7 * everything
+
+
+def test_a_prefix_that_is_only_read_from_now_on_holds_nothing_of_the_source(ours, handoffs):
+    """Its rows are copied for every continuation, and again when one leaves a batch."""
+    long = tuple(tokens(90, 1))
+    prompts = [(*long, *tokens(6, 2)), (*long, *tokens(4, 3)), tuple(tokens(9, 4))]
+    found = list(ours(handoffs(Memory())[0])._prefixes(prompts))
+    assert sorted(number for batch, _ in found for number in batch) == [0, 1, 2]
+    assert all(prefix.texts == () for _, prefix in found)

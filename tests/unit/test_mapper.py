@@ -11,7 +11,22 @@ from kvferry.errors import KvferryError
 from kvferry.files import fingerprint
 from kvferry.kv import mapper as module
 from kvferry.kv.handoff import Span
-from kvferry.kv.mapper import FORMAT, MANIFEST, WEIGHTS, Affine, Mapper, flatten, load_mapper, save_mapper
+from kvferry.kv.mapper import (
+    FORMAT,
+    KINDS,
+    MANIFEST,
+    ROPES,
+    WEIGHTS,
+    Affine,
+    HeadLocal,
+    Mapper,
+    Network,
+    flatten,
+    inverse,
+    load_mapper,
+    save_mapper,
+    turned,
+)
 from kvferry.kv.rope import Rotation, rotation
 
 EXACT = {"rtol": 0, "atol": 0}
@@ -27,6 +42,8 @@ LAYERS = {
     "Ministral 3 8B→14B": 40,
     "Ministral 3 3B→14B": 40,
 }
+# Largest error of a bfloat16 mapper, relative to the largest number: 8 bits a number, and sums of some dozen of them.
+BFLOAT16 = 0.03
 SOURCE, TARGET = (
     {"model": role, **{key: f"{key} of {role}" for key in IDENTITY}, "layers": 5} for role in ("source", "target")
 )
@@ -41,6 +58,58 @@ def random_mapper(layers=4, k=2, source_width=16, heads=3, head_dim=4, source_la
         return [Affine(torch.randn(k * source_width, width).to(dtype), torch.randn(width).to(dtype)) for _ in selected]
 
     return Mapper(selected, affines(), affines(), heads)
+
+
+def random_map(kind, k, source_dim=8, heads=2, head_dim=8, width=5, source_heads=2):
+    """A map of one layer of some kind, between layers with as many heads."""
+    numbers = k * source_heads * source_dim
+    if kind == "affine":
+        return Affine(torch.randn(numbers, heads * head_dim), torch.randn(heads * head_dim))
+    if kind == "head_local":
+        return HeadLocal(torch.randn(heads, k * source_dim, head_dim), torch.randn(heads * head_dim))
+    inner = (torch.randn(numbers, heads * width), torch.randn(heads * width))
+    outer = (torch.randn(heads, width, width), torch.randn(heads, width), torch.randn(heads, width, head_dim))
+    return Network(*inner, *outer, torch.randn(heads, head_dim))
+
+
+def mapper_of(kind, rope="stripped", selected=((3, 0, 4), (1, 2, 0), (4, 3, 1))):
+    """A mapper of some kind for `tiny_model("llama", 5)` on both sides."""
+    torch.manual_seed(11)
+    keys, values = ([random_map(kind, len(chosen)) for chosen in selected] for _ in range(2))
+    return Mapper([list(chosen) for chosen in selected], keys, values, 2, rope)
+
+
+def random_layers(batch, tokens, layers=5, heads=2, dim=8, seed=6):
+    torch.manual_seed(seed)
+    return [tuple(torch.randn(2, batch, heads, tokens, dim).unbind()) for _ in range(layers)]
+
+
+def written_out(own, heads):
+    """A map of one token in float64, number by number: `heads` is a list of source heads a source layer."""
+    fields = {name: tensor.double() for name, tensor in own.tensors().items()}
+    every = [number for layer in heads for head in layer for number in head.double()]
+    if isinstance(own, Affine):
+        return [
+            bias + sum(x * w for x, w in zip(every, column, strict=True))
+            for column, bias in zip(fields["weight"].T, fields["bias"], strict=True)
+        ]
+    out = []
+    for head in range(len(heads[0])):
+        if isinstance(own, HeadLocal):
+            x = [number for layer in heads for number in layer[head].double()]
+            steps = [(fields["weight"][head], fields["bias"].view(len(heads[0]), -1)[head])]
+        else:
+            x, width = every, fields["second"].shape[1]
+            mine = slice(head * width, (head + 1) * width)
+            steps = [(fields["first"][:, mine], fields["first_bias"][mine])]
+            steps += [(fields[name][head], fields[f"{name}_bias"][head]) for name in ("second", "third")]
+        for number, (weight, bias) in enumerate(steps):
+            x = [
+                b + sum(v * w for v, w in zip(x, column, strict=True)) for column, b in zip(weight.T, bias, strict=True)
+            ]
+            x = [v.clamp(min=0) for v in x] if number < len(steps) - 1 else x
+        out += x
+    return out
 
 
 @pytest.fixture
@@ -80,6 +149,42 @@ def test_blocks_are_one_product_with_the_joined_features(widths):
     torch.testing.assert_close(affine.blocks(parts), torch.cat(parts, 1) @ affine.weight + affine.bias, **CLOSE)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_map_of_every_kind_is_its_formula_written_out(kind, k, dtype):
+    torch.manual_seed(5)
+    own = random_map(kind, k, source_dim=4, heads=3, head_dim=2, source_heads=3).astype(dtype)
+    parts = [torch.randn(4, 12).to(dtype) for _ in range(k)]
+    found = own.blocks(parts)
+    assert found.shape == (4, 6)
+    assert found.dtype == own.dtype == dtype
+    for token in range(4):
+        wanted = torch.stack(written_out(own, [part[token].view(3, 4) for part in parts]))
+        error = (found[token].double() - wanted).abs().max() / wanted.abs().max()
+        assert error < (1e-6 if dtype == torch.float32 else BFLOAT16)
+
+
+def test_a_head_local_map_reads_no_other_head():
+    own, part = random_map("head_local", 1), torch.randn(3, 16)
+    other = part.clone()
+    other[:, 8:] = torch.nan
+    torch.testing.assert_close(own.blocks([other])[:, :8], own.blocks([part])[:, :8], **EXACT)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 7), (7, 3)])
+def test_turning_is_what_rotation_does_and_its_inverse_is_stripping(shape, half_split_model):
+    """For every kind of rotation, partial ones and those with an attention factor too; features need no copy then."""
+    torch.manual_seed(2)
+    batch, tokens = shape
+    table = rotation(half_split_model, torch.randint(0, 200, (batch, tokens))).for_heads()
+    keys = torch.randn(batch, 2, tokens, 8)
+    torch.testing.assert_close(turned(keys, table), table.apply(keys), **CLOSE)
+    torch.testing.assert_close(turned(keys, inverse(table)), table.strip(keys), **CLOSE)
+    torch.testing.assert_close(turned(turned(keys, table), inverse(table)), keys, **CLOSE)
+    assert turned(keys, table).transpose(1, 2).is_contiguous()
+
+
 def test_features_are_heads_side_by_side_and_tokens_below_each_other():
     part = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5)
     flat = flatten(part, torch.float32)
@@ -88,7 +193,7 @@ def test_features_are_heads_side_by_side_and_tokens_below_each_other():
         assert int(flat[batch * 4 + token, head * 5 + dim]) == int(part[batch, head, token, dim])
 
 
-def turned(key, position, sign):
+def turned_by(key, position, sign):
     """Rotate one head's key by its position with textbook frequencies, one coordinate pair at a time."""
     half = len(key) // 2
     angle = sign * position * 10000.0 ** (-torch.arange(half).double() / half)
@@ -108,22 +213,23 @@ def test_a_mapped_token_is_the_formula_of_the_paper_even_between_other_numbers_o
     for number, chosen in enumerate(mapper.selected):
         for row, token in ((0, 0), (0, 5), (1, 0), (1, 3)):
             place = int(positions[row, token])
-            plain = [turned(layers[n][0][row, head, token], place, -1) for n in chosen for head in range(2)]
+            plain = [turned_by(layers[n][0][row, head, token], place, -1) for n in chosen for head in range(2)]
             value = torch.cat([layers[n][1][row, head, token] for n in chosen for head in range(2)])
             to_key, to_value = mapper.keys[number], mapper.values[number]
             key = torch.cat(plain) @ to_key.weight.double() + to_key.bias
             for head in range(3):
                 own = slice(4 * head, 4 * head + 4)
-                wanted = turned(key[own], place, 1).float()
+                wanted = turned_by(key[own], place, 1).float()
                 torch.testing.assert_close(mapped[number][0][row, head, token], wanted, rtol=1e-4, atol=1e-4)
                 wanted = (value @ to_value.weight + to_value.bias)[own]
                 torch.testing.assert_close(mapped[number][1][row, head, token], wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_token_is_mapped_alike_whatever_stands_around_it(tiny_model):
-    mapper, model = random_mapper(heads=2, head_dim=8), tiny_model("llama", 5)
-    torch.manual_seed(9)
-    layers = [(torch.randn(1, 2, 30, 8), torch.randn(1, 2, 30, 8)) for _ in range(5)]
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_is_mapped_alike_whatever_stands_around_it(kind, rope, tiny_model):
+    mapper, model = mapper_of(kind, rope), tiny_model("llama", 5)
+    layers = random_layers(1, 30)
     positions = torch.arange(40, 70)[None]
     whole = mapper.translate(layers, rotation(model, positions), rotation(model, positions))
     for first, end in ((0, 1), (4, 11), (29, 30)):
@@ -132,6 +238,77 @@ def test_a_token_is_mapped_alike_whatever_stands_around_it(tiny_model):
         for pair, wanted in zip(mapper.translate(part, table, table), whole, strict=True):
             for found, own in zip(pair, wanted, strict=True):
                 torch.testing.assert_close(found, own[:, :, first:end], **CLOSE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_padded_batch_are_mapped_as_each_alone_at_its_own_offset(kind, dtype, tiny_model):
+    """Three prompts of different lengths after different numbers of earlier tokens."""
+    mapper, model = mapper_of(kind).astype(dtype), tiny_model("llama", 5)
+    rows, before = [[1] * 9, [1] * 4, [1]], torch.tensor([0, 100, 7])
+    span = Span.of(rows, torch.device("cpu"))
+    layers = random_layers(3, 9)
+    table = rotation(model, span.positions(before))
+    together = mapper.translate(layers, table, table)
+    for row, length in enumerate(map(len, rows)):
+        alone = [tuple(part[row : row + 1, :, :length] for part in pair) for pair in layers]
+        table = rotation(model, torch.arange(length)[None] + before[row])
+        for pair, wanted in zip(together, mapper.translate(alone, table, table), strict=True):
+            for found, own in zip(pair, wanted, strict=True):
+                assert found.dtype == dtype
+                torch.testing.assert_close(found[row : row + 1, :, :length], own, rtol=0.02, atol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 12])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_span_may_be_mapped_a_few_rows_at_a_time(kind, batch, tiny_model, monkeypatch):
+    mapper, model, layers = mapper_of(kind), tiny_model("llama", 5), random_layers(batch, 17)
+    table = rotation(model, torch.arange(17).expand(batch, -1))
+    wanted = mapper.translate(layers, table, table)
+    for rows in (1, 6, 11, 17 * batch - 1):
+        monkeypatch.setattr(module, "CPU_ROWS", rows)
+        for pair, own in zip(mapper.translate(layers, table, table), wanted, strict=True):
+            torch.testing.assert_close(pair, own, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rope_field_says_which_rotations_are_taken_off_and_put_on(kind, tiny_model):
+    source, target = tiny_model("llama", 5), tiny_model("yarn", 5)
+    positions = torch.tensor([[3, 4, 5, 6], [90, 91, 92, 93]])
+    mappers = {rope: mapper_of(kind, rope) for rope in ROPES}
+    layers, tables = random_layers(2, 4), (rotation(source, positions), rotation(target, positions))
+    mapped = {rope: mapper.translate(layers, *tables) for rope, mapper in mappers.items()}
+    plain = [(tables[0].for_heads().strip(keys), values) for keys, values in layers]
+    for number, chosen in enumerate(mappers["stripped"].selected):
+        to_key = mappers["stripped"].keys[number]
+        content, raw = (
+            to_key.blocks([flatten(of[layer][0], torch.float32) for layer in chosen]).view(2, 4, 2, 8).transpose(1, 2)
+            for of in (plain, layers)
+        )
+        wanted = {"stripped": tables[1].for_heads().apply(content), "not_reapplied": content, "coupled": raw}
+        for rope in ROPES:
+            torch.testing.assert_close(mapped[rope][number][0], wanted[rope], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(mapped[rope][number][1], mapped["stripped"][number][1], **EXACT)
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mapper_in_bfloat16_stays_near_the_one_in_float32(kind, rope, tiny_model):
+    mapper, model, layers = mapper_of(kind, rope), tiny_model("llama", 5), random_layers(2, 6)
+    table = rotation(model, torch.arange(200, 206).expand(2, -1))
+    half = mapper.astype(torch.bfloat16)
+    assert (half.dtype, half.rope, half.parameters) == (torch.bfloat16, rope, mapper.parameters)
+    for pair, wanted in zip(half.translate(layers, table, table), mapper.translate(layers, table, table), strict=True):
+        for found, own in zip(pair, wanted, strict=True):
+            assert found.dtype == torch.bfloat16
+            assert (found - own).abs().max() / own.abs().max() < BFLOAT16
+
+
+def test_sums_in_bfloat16_are_rounded_once_not_at_every_layer():
+    """256 + 1 is no bfloat16: eight layers that add 1 would be lost one by one."""
+    one = torch.ones(1, 1, dtype=torch.bfloat16)
+    affine = Affine(torch.ones(9, 1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16))
+    assert affine.blocks([256 * one, *[one] * 8]).item() == 264
 
 
 def test_source_layers_that_no_target_layer_reads_may_be_anything(tiny_model):
@@ -154,6 +331,11 @@ def test_source_layers_that_no_target_layer_reads_may_be_anything(tiny_model):
 def test_parameters_are_counted_as_the_paper_counts_them(layers, k, source_heads, source_dim, heads, dim):
     mapper = random_mapper(layers, k, source_heads * source_dim, heads, dim)
     assert mapper.parameters == 2 * layers * heads * (k * source_heads * source_dim) * dim
+
+
+@pytest.mark.parametrize(("kind", "numbers"), [("head_local", 2 * 24 * 8), ("network", 48 * 10 + 2 * (5 * 5 + 5 * 8))])
+def test_parameters_of_other_kinds_are_their_weights_without_biases(kind, numbers):
+    assert mapper_of(kind).parameters == 2 * 3 * numbers
 
 
 def test_the_papers_pairs_have_the_papers_numbers_of_parameters():
@@ -179,6 +361,26 @@ def test_a_saved_mapper_comes_back_bit_by_bit(dtype, tmp_path):
     assert manifest["recipe"] == {"k": 2}
     assert manifest["parameters"] == mapper.parameters
     assert manifest["weights_bytes"] == (tmp_path / "m" / WEIGHTS).stat().st_size
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_mapper_of_every_kind_comes_back_with_its_kind_and_rope(kind, rope, tmp_path):
+    mapper = mapper_of(kind, rope).astype(torch.bfloat16)
+    save_mapper(mapper, {"source": SOURCE, "target": TARGET}, tmp_path / "m")
+    loaded, manifest = load_mapper(tmp_path / "m", SOURCE, TARGET)
+    assert (manifest["map"], manifest["rope"], manifest["dtype"]) == (kind, rope, "bfloat16")
+    assert (loaded.selected, loaded.kv_heads, loaded.rope) == (mapper.selected, mapper.kv_heads, rope)
+    for found, saved in zip((*loaded.keys, *loaded.values), (*mapper.keys, *mapper.values), strict=True):
+        assert type(found) is KINDS[kind]
+        torch.testing.assert_close(found.tensors(), saved.tensors(), **EXACT)
+
+
+def test_a_mapper_moves_to_another_device_whole():
+    mapper = mapper_of("network", "coupled")
+    moved = mapper.to(torch.device("meta"))
+    assert (moved.selected, moved.kv_heads, moved.rope) == (mapper.selected, mapper.kv_heads, mapper.rope)
+    assert all(part.is_meta for own in (*moved.keys, *moved.values) for part in own.tensors().values())
 
 
 def test_a_save_that_fails_leaves_the_older_artifact_as_it_was(artifact, monkeypatch):
@@ -299,3 +501,14 @@ def test_a_manifest_whose_layers_were_altered_is_refused(change, artifact):
         "one target layer fewer": selected[:-1],
     }[change]
     assert "\n" not in refusal(edited(artifact, selected_layers=altered))
+
+
+@pytest.mark.parametrize(("key", "value"), [("map", "spline"), ("map", None), ("rope", "twice"), ("rope", None)])
+def test_a_kind_of_map_or_rope_that_is_not_known_is_refused_by_name(key, value, artifact):
+    message = refusal(sealed(artifact, **{key: value}))
+    assert f"{key}: {value}" in message
+    assert "fit it again" in message
+
+
+def test_a_manifest_that_names_another_kind_than_the_weights_are_is_refused(artifact):
+    assert "holds no tensor 'k.0.first'" in refusal(sealed(artifact, map="network"))

@@ -1,69 +1,12 @@
-"""Moments against direct sums in float64, in any sharding and order; and dumps that cannot be a pair are refused."""
+"""Moments against direct sums in float64, with and without weights, in any sharding and order."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from small_fits import direct, farthest, worst
 
-from kvferry.errors import KvferryError
-from kvferry.files import read_json, sha256_file, write_json
-from kvferry.fit.moments import (
-    FIELDS,
-    Moments,
-    accumulate,
-    check_match,
-    joined,
-    load_moments,
-    paired_shards,
-    save_moments,
-    source_head,
-    stripped,
-)
-from kvferry.kv.dump import INDEX, write_dump
-from kvferry.kv.rope import rotation
-
-HOW = {"stride": 1, "seed": 3}
-LENGTH = 24
-SIDES = {
-    "fit": torch.randint(3, 260, (10, LENGTH), generator=torch.Generator().manual_seed(1)),
-    "held_out": torch.randint(3, 260, (9, LENGTH), generator=torch.Generator().manual_seed(2)),
-}
-
-
-def dump_of(model, directory, name="model", how=HOW, sides=SIDES, tokenizer="same"):
-    """Dump `model` to `directory / name`, with a card as far as a dump needs one."""
-    config = model.config
-    card = {
-        "model": name,
-        "layers": config.num_hidden_layers,
-        "kv_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "config_sha256": f"config of {name}",
-        "tokenizer_sha256": tokenizer,
-        "weights_id": f"weights of {name}",
-    }
-    write_dump(model, card, sides, how, directory / name)
-    return directory / name
-
-
-def direct(x, y):
-    """The definition, in float64: mean first, then centred products."""
-    x, y = x.double(), y.double()
-    centred_x, centred_y = x - x.mean(0), y - y.mean(0)
-    return {
-        "mean_x": x.mean(0),
-        "mean_y": y.mean(0),
-        "xx": centred_x.T @ centred_x,
-        "xy": centred_x.T @ centred_y,
-        "yy": centred_y.square().sum(0),
-    }
-
-
-def worst(moments, x, y):
-    """Largest error of any field against the definition, relative to the largest entry of the field."""
-    wanted = direct(x, y)
-    return max(float((getattr(moments, name) - wanted[name]).abs().max() / wanted[name].abs().max()) for name in FIELDS)
+from kvferry.fit.moments import FIELDS, Moments
 
 
 def random_rows(n, p=5, q=3, seed=0, dtype=torch.float64):
@@ -75,10 +18,16 @@ def random_rows(n, p=5, q=3, seed=0, dtype=torch.float64):
 
 
 def added(parts):
+    """Moments of parts x, y and, if there are any, weights."""
     moments = Moments.empty(parts[0][0].shape[1], parts[0][1].shape[1])
-    for x, y in parts:
-        moments.add(x, y)
+    for part in parts:
+        moments.add(*part)
     return moments
+
+
+def drawn_weights(weights, n):
+    """As many of the drawn weights as there are rows, but for two rows of weight 1, so that rows differ."""
+    return torch.tensor([1.0, 1.0, *weights[: n - 2]], dtype=torch.float64)
 
 
 def test_moments_of_small_whole_numbers_are_exact_in_float32():
@@ -100,6 +49,63 @@ def test_any_sharding_and_order_gives_the_same_moments(sizes, seed, random):
     moments = added(parts)
     assert moments.n == len(x)
     assert worst(moments, x, y) < 1e-10
+
+
+weights_of_rows = st.lists(st.just(0.0) | st.floats(1e-3, 1e3), min_size=60, max_size=60)
+
+
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=8), weights_of_rows, st.integers(0, 1000), st.randoms())
+def test_any_sharding_and_order_of_weighted_rows_gives_the_direct_weighted_sums(sizes, weights, seed, random):
+    x, y = random_rows(sum(sizes) + 2, seed=seed)
+    weights = drawn_weights(weights, len(x))
+    parts = list(zip(*(part.split([*sizes, 2]) for part in (x, y, weights)), strict=True))
+    random.shuffle(parts)
+    moments = added(parts)
+    assert moments.n == pytest.approx(float(weights.sum()), rel=1e-12)
+    assert worst(moments, x, y, weights) < 1e-10
+
+
+@given(st.lists(st.integers(0, 4), min_size=10, max_size=10), st.integers(0, 1000))
+def test_whole_weights_are_repeated_rows(counts, seed):
+    x, y = random_rows(12, seed=seed)
+    weights = drawn_weights(counts, 12)
+    repeated = [part.repeat_interleave(weights.long(), dim=0) for part in (x, y)]
+    moments, wanted = Moments.of(x, y, weights), Moments.of(*repeated)
+    assert moments.n == wanted.n
+    assert farthest(moments, wanted) < 1e-10
+
+
+@given(st.lists(st.booleans(), min_size=10, max_size=10), st.integers(0, 1000))
+def test_rows_of_weight_zero_are_left_out(kept, seed):
+    x, y = random_rows(12, seed=seed)
+    weights = drawn_weights([float(own) for own in kept], 12)
+    moments, wanted = Moments.of(x, y, weights), Moments.of(x[weights > 0], y[weights > 0])
+    assert moments.n == wanted.n
+    assert farthest(moments, wanted) < 1e-10
+
+
+def test_rows_of_weight_zero_may_hold_anything():
+    x, y = random_rows(12)
+    weights = torch.ones(12, dtype=torch.float64)
+    x[3], y[5], weights[[3, 5]] = float("nan"), float("inf"), 0
+    assert worst(Moments.of(x, y, weights), x[weights > 0], y[weights > 0]) < 1e-10
+
+
+def test_weights_of_zero_alone_are_no_rows():
+    moments = Moments.of(*random_rows(7), torch.zeros(7))
+    assert moments.n == 0
+    assert all(not getattr(moments, name).any() for name in FIELDS)
+
+
+@given(st.floats(1e-3, 1e3), st.integers(0, 1000))
+def test_weights_scaled_by_a_constant_scale_sums_and_leave_means(factor, seed):
+    x, y = random_rows(20, seed=seed)
+    weights = torch.rand(20, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    one, other = Moments.of(x, y, weights), Moments.of(x, y, weights * factor)
+    assert other.n == pytest.approx(factor * one.n)
+    for name in FIELDS:
+        unit = 1 if name.startswith("mean") else factor
+        torch.testing.assert_close(getattr(other, name), getattr(one, name) * unit, rtol=1e-9, atol=1e-9 * unit)
 
 
 @pytest.mark.parametrize("features", [1023, 1025, 2050])
@@ -134,182 +140,37 @@ def test_no_rows_and_no_rows_are_no_rows():
     assert all(not getattr(moments, name).any() for name in FIELDS)
 
 
+def test_what_is_added_to_a_copy_is_not_in_the_original():
+    x, y = random_rows(9)
+    moments = Moments.of(x[:4], y[:4])
+    copy = moments.copy()
+    copy.add(x[4:], y[4:])
+    assert worst(moments, x[:4], y[:4]) < 1e-10
+    assert worst(copy, x, y) < 1e-10
+
+
+@pytest.mark.parametrize("outputs", [torch.tensor([2, 0]), slice(1, 3)])
+def test_a_part_holds_the_moments_of_its_columns_in_their_order(outputs):
+    x, y = random_rows(9)
+    features = torch.tensor([4, 0, 3])
+    part = Moments.of(x, y).part(features, outputs)
+    assert part.n == 9
+    assert worst(part, x[:, features], y[:, outputs]) < 1e-10
+
+
 @pytest.mark.parametrize("offset", [0.0, 1e4, -1e4, 1e6])
 @pytest.mark.parametrize("chunk", [1, 7, 500])
-def test_a_large_mean_costs_no_precision(offset, chunk):
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_large_mean_costs_no_precision(offset, chunk, weighted):
     # float32 rows of spread 1 about `offset`; a raw-moment subtraction in float32 would lose offset² · 6e-8: 6 at 1e4.
     x, y = random_rows(2000, dtype=torch.float32)
     x, y = x + offset, y + offset
-    moments = added(list(zip(x.split(chunk), y.split(chunk), strict=True)))
-    wanted = direct(x, y)
+    weights = torch.rand(2000, generator=torch.Generator().manual_seed(0)) if weighted else None
+    parts = [part.split(chunk) for part in (x, y, weights) if part is not None]
+    moments = added(list(zip(*parts, strict=True)))
+    wanted = direct(x, y, weights)
     for name in ("xx", "xy", "yy"):
         error = (getattr(moments, name) - wanted[name]).abs().max() / wanted[name].abs().max()
         # sums of up to 500 float32 products: 500 · 6e-8 at worst, about its square root in practice
         assert error < 2e-6, name
     assert (moments.mean_x - wanted["mean_x"]).abs().max() < 1e-10 * max(1, abs(offset))
-
-
-@pytest.mark.parametrize(
-    ("own", "other", "heads"), [(3, 3, [0, 1, 2]), (2, 4, [0, 0, 1, 1]), (4, 2, [0, 2]), (1, 3, [0, 0, 0])]
-)
-def test_each_target_head_has_a_source_head(own, other, heads):
-    assert [source_head(head, {"kv_heads": own}, {"kv_heads": other}) for head in range(other)] == heads
-
-
-@pytest.fixture(scope="module")
-def models(tiny_model):
-    return tiny_model("llama", 2, seed=1), tiny_model("llama", 3, seed=2, kv_heads=4)
-
-
-@pytest.fixture(scope="module")
-def dumps(models, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("dumps")
-    return [dump_of(model, directory, name) for model, name in zip(models, ("small", "big"), strict=True)]
-
-
-@pytest.fixture(scope="module")
-def moments(dumps):
-    return accumulate(*dumps)
-
-
-def plain_cache(model, ids):
-    """Keys with RoPE, keys without and values, float64 `[rows, layers, kv_heads, head_dim]`, from one plain forward."""
-    with torch.inference_mode():
-        cache = model(input_ids=ids, use_cache=True)["cache"]
-    turned = rotation(model, torch.arange(ids.shape[1])[None])
-    cos, sin = (table[0].double() for table in (turned.cos, turned.sin))
-    keys, values = (
-        torch.stack([getattr(layer, kind) for layer in cache.layers]).double().permute(1, 3, 0, 2, 4)
-        for kind in ("keys", "values")
-    )
-    first, second = keys.chunk(2, dim=-1)
-    cos, sin = (table[None, :, None, None, : first.shape[-1]] for table in (cos, sin))
-    without = torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1)
-    return [part.flatten(0, 1) for part in (keys, without, values)]
-
-
-def test_moments_of_two_dumps_are_those_of_plain_forwards(models, moments):
-    (rope_x, k_x, v_x), (rope_y, k_y, v_y) = (plain_cache(model, SIDES["fit"]) for model in models)
-    assert moments.k.n == SIDES["fit"].numel()
-    # float32 forwards of another batch size, stripping and products, so 1e-4 of the largest entry; another order of columns,
-    # another head or a key too few would be wrong in the first digit.
-    assert worst(moments.k, k_x.flatten(1), k_y.flatten(1)) < 1e-4
-    assert worst(moments.v, v_x.flatten(1), v_y.flatten(1)) < 1e-4
-    assert len(moments.k_rope) == 4
-    for head, part in enumerate(moments.k_rope):
-        assert worst(part, rope_x[:, :, head // 2].flatten(1), rope_y[:, :, head].flatten(1)) < 1e-4
-
-
-def test_moments_of_two_dumps_are_direct_sums_over_their_rows(dumps, moments):
-    pairs = list(paired_shards(*dumps, "fit"))
-    assert len(pairs) == 2
-    for part, rows in ((moments.k, stripped), (moments.v, lambda shard: joined(shard.values))):
-        x, y = (torch.cat([rows(pair[role]) for pair in pairs]) for role in (0, 1))
-        assert worst(part, x, y) < 1e-6
-
-
-def test_moments_know_both_geometries(moments):
-    assert moments.source == {"layers": 2, "kv_heads": 2, "head_dim": 8}
-    assert moments.target == {"layers": 3, "kv_heads": 4, "head_dim": 8}
-
-
-def test_held_out_rows_are_not_in_the_moments(models, dumps, moments, tmp_path):
-    sides = {"fit": SIDES["fit"], "held_out": SIDES["held_out"] + 1}
-    others = [dump_of(model, tmp_path, name, sides=sides) for model, name in zip(models, ("small", "big"), strict=True)]
-    assert torch.equal(accumulate(*others).k.xx, moments.k.xx)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tokenizer": "another"}, "the models have different tokenizers"),
-        ({"how": {"stride": 2, "seed": 3}}, "dumped with different calibration settings"),
-        ({"sides": {"fit": SIDES["fit"].roll(1), "held_out": SIDES["held_out"]}}, "rows are of different tokens"),
-    ],
-    ids=["tokenizer", "settings", "tokens"],
-)
-def test_dumps_that_are_no_pair_are_refused_and_both_named(models, dumps, tmp_path, changes, message):
-    other = dump_of(models[1], tmp_path, "big", **changes)
-    with pytest.raises(KvferryError, match=message) as caught:
-        accumulate(dumps[0], other)
-    assert str(caught.value).startswith(f"{dumps[0]} and {other}: ")
-
-
-def test_the_same_tokens_at_other_positions_are_no_pair(models, tmp_path):
-    same = torch.full((2, LENGTH), 7)
-    sides = ({"fit": same}, {"fit": same.view(4, -1)})
-    dumps = [dump_of(model, tmp_path, str(i), sides=sides[i]) for i, model in enumerate(models)]
-    with pytest.raises(KvferryError, match="rows are of different tokens"):
-        accumulate(*dumps)
-
-
-def test_a_pair_is_described_by_its_indices(dumps):
-    indices = check_match(*dumps)
-    assert indices == {"source": read_json(dumps[0] / INDEX), "target": read_json(dumps[1] / INDEX)}
-
-
-def test_moments_come_back_from_disk_as_they_were(moments, tmp_path):
-    save_moments(moments, tmp_path / "moments.safetensors")
-    back = load_moments(tmp_path / "moments.safetensors")
-    assert (back.source, back.target) == (moments.source, moments.target)
-    for one, other in zip([back.k, back.v, *back.k_rope], [moments.k, moments.v, *moments.k_rope], strict=True):
-        assert one.n == other.n
-        for name in FIELDS:
-            assert torch.equal(getattr(one, name), getattr(other, name)), name
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["moments.json", "moments.safetensors"]
-
-
-def flip_a_byte(path):
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-8])
-
-
-def change_a_number(path):
-    tensors = load_file(path)
-    tensors["k.xx"][0, 0] += 1
-    save_file(tensors, path)
-
-
-@pytest.mark.parametrize("alter", [flip_a_byte, cut, change_a_number, lambda path: path.unlink()])
-def test_altered_moments_are_refused(moments, tmp_path, alter):
-    path = tmp_path / "moments.safetensors"
-    save_moments(moments, path)
-    alter(path)
-    with pytest.raises(KvferryError, match=r"moments\.safetensors: missing or altered since it was written"):
-        load_moments(path)
-
-
-def test_moments_without_their_facts_are_refused(moments, tmp_path):
-    path = tmp_path / "moments.safetensors"
-    save_moments(moments, path)
-    path.with_suffix(".json").unlink()
-    with pytest.raises(KvferryError, match=r"moments\.json: unreadable moments"):
-        load_moments(path)
-
-
-def test_the_facts_beside_the_moments_hold_their_checksum(moments, tmp_path):
-    path = tmp_path / "moments.safetensors"
-    save_moments(moments, path)
-    facts = read_json(path.with_suffix(".json"))
-    assert facts["sha256"] == sha256_file(path)
-    assert facts["rows"] == moments.k.n
-
-
-def test_an_altered_dump_is_refused(models, tmp_path):
-    own, other = (dump_of(model, tmp_path, name) for model, name in zip(models, ("small", "big"), strict=True))
-    flip_a_byte(other / "fit-00001.safetensors")
-    with pytest.raises(KvferryError, match=r"fit-00001\.safetensors: missing or altered since the dump"):
-        accumulate(own, other)
-
-
-def test_a_dump_with_a_shard_less_is_refused_and_not_paired_in_part(models, tmp_path):
-    own, other = (dump_of(model, tmp_path, name) for model, name in zip(models, ("small", "big"), strict=True))
-    index = read_json(other / INDEX)
-    write_json(other / INDEX, index | {"shards": index["shards"][1:]})
-    with pytest.raises((KvferryError, ValueError)):
-        accumulate(own, other)

@@ -127,7 +127,7 @@ def test_pdf_keeps_text_as_truetype_and_no_date(tmp_path):
 
 
 def test_figure_8_without_its_benchmarks_is_refused(tmp_path):
-    config = CONFIG | {"evaluation": {"benchmarks": {"gsm8k": {}}}}
+    config = CONFIG | {"evaluation": {"full": False, "benchmarks": {"gsm8k": {"limit": 100}}}}
     with pytest.raises(KvferryError, match="fig8_retention: needs one of"):
         FIGURES["fig8_retention"](Results.load(build(tmp_path), config, PAIRS), tmp_path / "fig8")
 

@@ -14,11 +14,15 @@ CHANCE = {"arc_challenge": 0.25, "hellaswag": 0.25, "winogrande": 0.5, "mmlu": 0
 # Right answers out of 100: the target, a source that is clearly worse, and a transfer in between.
 CORRECT = {"big": 90, "small": 60, "ridge_k8": 75}
 NATS = {"big": 2.5, "small": 3.2, "ridge_k8": 2.6, "ridge_k1": 2.9, "zero_cache": 5.0}
+KL = {"ridge_k8": 0.2, "ridge_k1": 0.5, "zero_cache": 2.0}
+METRICS = {"prefix_perplexity": "perplexity", "next_token_kl": "kl", "top1_agreement": "agreement"}
+METRICS |= {"apply_time": "ms_per_1024_tokens"}
 CONFIG = {
     "pairs": ["small-to-big"],
     "variants": {"ridge_k8": {}, "ridge_k1": {}},
     "headline": "ridge_k8",
-    "evaluation": {"benchmarks": {name: {"limit": 100} for name in CHANCE}},
+    "sweeps": {"others": {"pairs": ["small-to-big"], "variants": ["ridge_k1"], "benchmarks": {}}},
+    "evaluation": {"full": False, "benchmarks": {name: {"limit": 100} for name in CHANCE}},
     "statistics": {"bootstrap": 400, "seed": 0},
 }
 PAIRS = {"small-to-big": {"source": "small", "target": "big"}}
@@ -31,14 +35,19 @@ def accuracy_items(correct, n=100):
 
 
 def perplexity_items(nats, chunks=24):
-    return [Item(str(i), nats + 0.1 * np.sin(i), 256.0) for i in range(chunks)]
+    return [Item(f"chunk-{i}-ab", nats + 0.1 * np.sin(i), 256.0) for i in range(chunks)]
+
+
+def chunk_items(even, odd, chunks=24):
+    """One score in even-numbered chunks and another in odd ones."""
+    return [Item(f"chunk-{i}-ab", odd if i % 2 else even, 256.0) for i in range(chunks)]
 
 
 def write_record(root, place, items, **fields):
     benchmark = Path(place).stem
     record = Record(
         benchmark=benchmark,
-        metric="perplexity" if benchmark == "prefix_perplexity" else "acc",
+        metric=METRICS.get(benchmark, "acc"),
         items=items,
         chance=CHANCE.get(benchmark),
         settings={"num_fewshot": 0, "task_version": 1.0, "items_total": 1000},
@@ -55,6 +64,15 @@ def write_native(root, model, benchmark, items, system="native"):
 def write_transfer(root, system, benchmark, items):
     place = f"pairs/small-to-big/{system}/{benchmark}.json"
     write_record(root, place, items, system=system, source="small", pair="small-to-big")
+
+
+def write_measures(root, system, nats, kl, agreement=0.75):
+    """The records that every system of a pair has, and the times of a mapper."""
+    write_transfer(root, system, "prefix_perplexity", perplexity_items(nats))
+    for name, value in (("next_token_kl", kl), ("top1_agreement", agreement)):
+        write_transfer(root, system, name, value if isinstance(value, list) else chunk_items(value, value))
+    if system != "zero_cache":
+        write_transfer(root, system, "apply_time", [Item(f"trial-{i}", ms) for i, ms in enumerate((2.0, 90.0, 3.0))])
 
 
 def write_json(path, value):
@@ -74,15 +92,28 @@ def build(root):
         write_native(root, "big", name, accuracy_items(CORRECT["big"]), system="native_injected")
         write_transfer(root, "ridge_k8", name, accuracy_items(CORRECT["ridge_k8"]))
     for system in ("ridge_k8", "ridge_k1", "zero_cache"):
-        write_transfer(root, system, "prefix_perplexity", perplexity_items(NATS[system]))
+        write_measures(root, system, NATS[system], KL[system])
     for k in (8, 1):
         write_json(root / f"pairs/small-to-big/mappers/ridge_k{k}/manifest.json", manifest(k))
     return root
 
 
-def manifest(k):
+def recipe(**changes):
+    plain = {
+        "method": "ridge",
+        "k": 8,
+        "lambda": 0.01,
+        "lambda_scale": "token",
+        "rope": "stripped",
+        "support": "all_heads",
+    }
+    plain |= {"row_weights": "uniform", "corpus": "prose", "sequences": 64, "native_head": 0, "head_rows": "kept"}
+    return plain | changes
+
+
+def manifest(k, **changes):
     return {
-        "recipe": {"method": "ridge", "k": k},
+        "recipe": recipe(k=k, **changes),
         "selected_layers": [list(range(k))] * 30,
         "parameters": 3000 * k,
         "weights_bytes": 12000 * k,
@@ -103,7 +134,8 @@ def test_load_reads_all_and_keeps_the_order_of_the_configuration(tmp_path):
 
 
 def test_what_the_configuration_does_not_name_is_left_alone(tmp_path):
-    config = CONFIG | {"variants": {"ridge_k8": {}}, "evaluation": {"benchmarks": {"mmlu": {}}}}
+    evaluation = {"full": False, "benchmarks": {"mmlu": {"limit": 100}}}
+    config = CONFIG | {"variants": {"ridge_k8": {}}, "sweeps": {}, "evaluation": evaluation}
     results = Results.load(build(tmp_path), config, PAIRS)
     assert results.benchmarks == ["mmlu"]
     assert results.systems("small-to-big") == ["ridge_k8", "zero_cache"]
@@ -111,7 +143,8 @@ def test_what_the_configuration_does_not_name_is_left_alone(tmp_path):
 
 def test_controls_may_be_absent_and_records_may_not(tmp_path):
     build(tmp_path)
-    (tmp_path / "records/pairs/small-to-big/zero_cache/prefix_perplexity.json").unlink()
+    for name in ("prefix_perplexity", "next_token_kl", "top1_agreement"):
+        (tmp_path / f"records/pairs/small-to-big/zero_cache/{name}.json").unlink()
     assert Results.load(tmp_path, CONFIG, PAIRS).systems("small-to-big") == ["ridge_k8", "ridge_k1"]
     (tmp_path / "records/native/small/mmlu.json").unlink()
     with pytest.raises(KvferryError, match=r"native/small/mmlu\.json: the record is missing"):

@@ -1,13 +1,16 @@
 # The checked configuration, places, and small helpers that several stages use.
 import os
+import re
 import sys
 from pathlib import Path
 
 try:
+    from kvferry import work
     from kvferry.config import load_project, read_yaml
     from kvferry.crosscheck import ROWS_WHEEL
     from kvferry.errors import KvferryError
-    from kvferry.records import PERPLEXITY, ZERO_CACHE
+    from kvferry.records import NATIVE, NATIVE_INJECTED, PERPLEXITY, ZERO_CACHE
+    from kvferry.report.wanted import figures_of, tables_of
 except ImportError:
     sys.exit(
         "the package kvferry is not installed here: run `make setup`, or `pip install -c envs/constraints.txt -e .[workflow]`"
@@ -41,19 +44,7 @@ CONSTRAINTS = BASE / "envs" / "constraints.txt"
 BENCHMARKS = list(config["evaluation"]["benchmarks"])
 MODELS = PROJECT.models_of_run()
 EVALUATED = BENCHMARKS + [PERPLEXITY]
-HEADLINE = config["headline"]
-BESIDE = [variant for variant in config["variants"] if variant != HEADLINE] + [
-    ZERO_CACHE
-]
-TABLES = [
-    "table1_retention",
-    "table10_pairs",
-    "table11_benchmarks",
-    "table12_size",
-    "table13_accuracy",
-    "table15_floor_normalised",
-    "gap_recovered",
-]
+TABLES = tables_of(PROJECT.config)
 TARGETS = list(dict.fromkeys(PROJECT.pair(pair)["target"] for pair in config["pairs"]))
 REPORT_CODE = [
     str(file.relative_to(BASE / "src" / "kvferry").with_suffix(""))
@@ -100,8 +91,8 @@ def corpus_file(name):
     return RESULTS / "corpora" / f"{name}.jsonl"
 
 
-def dump_of(model):
-    return RESULTS / "kv" / model / config["calibration"]["corpus"] / "index.json"
+def dump_of(model, corpus=config["calibration"]["corpus"]):
+    return RESULTS / "kv" / model / corpus / "index.json"
 
 
 def side(role):
@@ -112,13 +103,27 @@ def side(role):
 source, target = side("source"), side("target")
 
 
+def pair_file(pair, name):
+    return RESULTS / "pairs" / pair / name
+
+
 def manifest(pair, variant):
-    return RESULTS / "pairs" / pair / "mappers" / variant / "manifest.json"
+    return pair_file(pair, f"mappers/{variant}/manifest.json")
 
 
 def records(place, names):
     """Record paths by benchmark, under `results/records`."""
     return {name: RESULTS / "records" / place / f"{name}.json" for name in names}
+
+
+def pair_records(pair, system, limits):
+    """Record paths of a system of a pair by benchmark or measure."""
+    return records(f"pairs/{pair}/{system}", work.measured(system, limits))
+
+
+def rule_name(*parts):
+    """A name that Snakemake takes, from a pair's or a sweep's."""
+    return re.sub(r"\W", "_", "_".join(parts))
 
 
 def all_tables():
@@ -128,40 +133,30 @@ def all_tables():
 
 
 def all_figures():
-    figures = [f"fig2_r2_heatmap_{pair}" for pair in config["pairs"]]
-    if {"arc_challenge", "hellaswag", "mmlu"} & set(BENCHMARKS):
-        figures.append("fig8_retention")
     return expand(
-        FIGURES / "{figure}.{kind}", figure=figures, kind=["pdf", "png", "csv"]
+        FIGURES / "{figure}.{kind}",
+        figure=figures_of(PROJECT.config),
+        kind=["pdf", "png", "csv"],
     )
+
+
+def native_records(model):
+    """What a model answers on its own and, if it is a target, through its own cache."""
+    systems = [NATIVE] + ([NATIVE_INJECTED] if model in TARGETS else [])
+    return {system: records(f"{system}/{model}", EVALUATED) for system in systems}
 
 
 def all_results():
     """Everything that tables read."""
-    native = [
-        path
-        for model in MODELS
-        for path in records(f"native/{model}", EVALUATED).values()
-    ]
-    injected = [
-        path
-        for model in TARGETS
-        for path in records(f"native_injected/{model}", EVALUATED).values()
-    ]
-    pairs = [
-        path
-        for pair in config["pairs"]
-        for path in records(f"pairs/{pair}/{HEADLINE}", EVALUATED).values()
-    ]
-    beside = [
-        records(f"pairs/{pair}/{name}", [PERPLEXITY])[PERPLEXITY]
-        for pair in config["pairs"]
-        for name in BESIDE
-    ]
-    cards = [card(model) for model in MODELS]
-    manifests = [
-        manifest(pair, variant)
-        for pair in config["pairs"]
-        for variant in config["variants"]
-    ]
-    return native + injected + pairs + beside + cards + manifests
+    found = [card(model) for model in MODELS]
+    for model in MODELS:
+        for paths in native_records(model).values():
+            found += paths.values()
+    for pair in config["pairs"]:
+        found += [
+            manifest(pair, variant) for variant in work.variants_of(PROJECT, pair)
+        ]
+        for systems in work.evaluation_jobs(PROJECT, pair).values():
+            for system, limits in systems.items():
+                found += pair_records(pair, system, limits).values()
+    return found

@@ -5,7 +5,9 @@ rule dump:
     input:
         card=lambda wildcards: card(wildcards.model),
         corpus=lambda wildcards: corpus_file(wildcards.corpus),
-        code=code("prepare/calibration", "kv/cache", "kv/rope", "kv/dump"),
+        code=code(
+            "prepare/calibration", "kv/cache", "kv/rope", "kv/dump", "kv/attention"
+        ),
     output:
         RESULTS / "kv" / "{model}" / "{corpus}" / "index.json",
     log:
@@ -19,7 +21,10 @@ rule dump:
     resources:
         mem_mb=2500,
     params:
-        calibration=config["calibration"],
+        calibration=lambda wildcards: work.calibration_on(PROJECT, wildcards.corpus),
+        row_weights=lambda wildcards: work.weighs_attention(
+            PROJECT, wildcards.model, wildcards.corpus
+        ),
         compute=COMPUTE,
     script:
         "../scripts/dump.py"

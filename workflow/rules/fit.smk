@@ -1,26 +1,51 @@
-# A mapper a variant.
+# Mappers: one job for all variants of a pair that are fitted on the same rows.
 
+for pair in config["pairs"]:
+    for rows, variants in work.fit_jobs(PROJECT, pair).items():
+        corpus = PROJECT.variant(variants[0])["corpus"]
 
-rule fit:
-    input:
-        moments=rules.moments.output,
-        selection=rules.probe.output.selection,
-        source=source(dump_of),
-        target=target(dump_of),
-        code=code("kv/mapper", "fit/moments", "fit/selection", "fit/ridge"),
-    output:
-        RESULTS / "pairs" / "{pair}" / "mappers" / "{variant}" / "manifest.json",
-    log:
-        LOGS / "fit/{pair}/{variant}.log",
-    benchmark:
-        TIMINGS / "fit/{pair}/{variant}.tsv"
-    priority: 10
-    conda:
-        ENVIRONMENT
-    threads: config["compute"]["threads"]
-    resources:
-        mem_mb=2500,
-    params:
-        recipe=lambda wildcards: PROJECT.variant(wildcards.variant),
-    script:
-        "../scripts/fit.py"
+        rule:
+            name:
+                rule_name("fit", pair, rows)
+            input:
+                selection=pair_file(pair, "selection.json"),
+                moments=(
+                    [
+                        pair_file(pair, "moments.safetensors"),
+                        pair_file(pair, "moments.json"),
+                    ]
+                    if rows == work.main_rows(PROJECT)
+                    else []
+                ),
+                source=dump_of(PROJECT.pair(pair)["source"], corpus),
+                target=dump_of(PROJECT.pair(pair)["target"], corpus),
+                code=code(
+                    *FIT_CODE,
+                    "fit/systems",
+                    "fit/ridge",
+                    "fit/mlp",
+                    "fit/quality",
+                    "fit/artifact",
+                ),
+            output:
+                [manifest(pair, variant) for variant in variants],
+            log:
+                LOGS / f"fit/{pair}/{rows}.log",
+            benchmark:
+                TIMINGS / f"fit/{pair}/{rows}.tsv"
+            priority: 10
+            conda:
+                ENVIRONMENT
+            threads: config["compute"]["threads"]
+            resources:
+                mem_mb=3400,
+            params:
+                how={
+                    "pair": pair,
+                    "rows": rows,
+                    "recipes": {v: PROJECT.variant(v) for v in variants},
+                    "memory_mb": config["fit"]["memory_mb"],
+                    "device": COMPUTE["device"],
+                },
+            script:
+                "../scripts/fit.py"

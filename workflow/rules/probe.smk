@@ -1,11 +1,14 @@
-# One pass over two dumps gives the moments; the probe, the ranking of layers and every ridge mapper come from those.
+# One pass over two dumps gives the moments; the probe, the ranking of layers and most mappers come from those.
+
+FIT_CODE = ["kv/dump", "kv/rope", "kv/mapper", "fit/moments", "fit/rows", "fit/weights"]
+FIT_CODE += ["fit/pair", "fit/budget"]
 
 
 rule moments:
     input:
         source=source(dump_of),
         target=target(dump_of),
-        code=code("kv/dump", "kv/rope", "fit/moments"),
+        code=code(*FIT_CODE),
     output:
         RESULTS / "pairs" / "{pair}" / "moments.safetensors",
         RESULTS / "pairs" / "{pair}" / "moments.json",
@@ -19,6 +22,9 @@ rule moments:
     threads: config["compute"]["threads"]
     resources:
         mem_mb=3500,
+    params:
+        how=lambda wildcards: work.moments_of(PROJECT, wildcards.pair),
+        device=COMPUTE["device"],
     script:
         "../scripts/moments.py"
 
@@ -26,7 +32,7 @@ rule moments:
 rule probe:
     input:
         moments=rules.moments.output,
-        code=code("fit/moments", "fit/probe", "fit/selection"),
+        code=code(*FIT_CODE, "fit/probe", "fit/selection"),
     output:
         probe=RESULTS / "pairs" / "{pair}" / "probe.csv",
         selection=RESULTS / "pairs" / "{pair}" / "selection.json",
@@ -42,3 +48,24 @@ rule probe:
         mem_mb=2500,
     script:
         "../scripts/probe.py"
+
+
+rule greedy:
+    input:
+        moments=rules.moments.output,
+        code=code(*FIT_CODE, "fit/greedy"),
+    output:
+        RESULTS / "pairs" / "{pair}" / "greedy.csv",
+    log:
+        LOGS / "probe/{pair}/greedy.log",
+    benchmark:
+        TIMINGS / "probe/{pair}/greedy.tsv"
+    conda:
+        ENVIRONMENT
+    threads: config["compute"]["threads"]
+    resources:
+        mem_mb=3500,
+    params:
+        how=config.get("greedy"),
+    script:
+        "../scripts/greedy.py"

@@ -1,6 +1,11 @@
 # Tables and figures, from records, cards and manifests alone.
 
 RESULT_PARAMS = {"project": config, "pairs": PROJECT.pairs}
+FROM_RECORDS = [
+    figure
+    for figure in figures_of(PROJECT.config)
+    if not figure.startswith(("fig2_", "fig5_"))
+]
 
 for table in TABLES:
 
@@ -34,7 +39,9 @@ for table in TABLES:
 rule fig2_r2_heatmap:
     input:
         probe=rules.probe.output.probe,
-        code=code("report/figures", "report/style", "report/inputs"),
+        code=code(
+            "report/figures/heatmap", "report/style", "report/inputs", "report/names"
+        ),
     output:
         FIGURES / "fig2_r2_heatmap_{pair}.pdf",
         report(
@@ -52,27 +59,55 @@ rule fig2_r2_heatmap:
         "../scripts/heatmap.py"
 
 
-rule fig8_retention:
+rule fig5_greedy_r2:
     input:
-        all_results(),
+        greedy=[
+            pair_file(pair, "greedy.csv")
+            for pair in config.get("greedy", {}).get("pairs", [])
+        ],
         code=code(*REPORT_CODE),
     output:
-        FIGURES / "fig8_retention.pdf",
+        FIGURES / "fig5_greedy_r2.pdf",
         report(
-            FIGURES / "fig8_retention.png",
-            caption="../report/fig8_retention.rst",
+            FIGURES / "fig5_greedy_r2.png",
+            caption="../report/fig5_greedy_r2.rst",
             category="Figures",
-            labels={"figure": "fig8_retention", "pair": "all"},
+            labels={"figure": "fig5_greedy_r2", "pair": "all"},
         ),
-        FIGURES / "fig8_retention.csv",
+        FIGURES / "fig5_greedy_r2.csv",
     log:
-        LOGS / "report/fig8_retention.log",
+        LOGS / "report/fig5_greedy_r2.log",
     conda:
         ENVIRONMENT
-    params:
-        **RESULT_PARAMS,
     script:
-        "../scripts/figure.py"
+        "../scripts/greedy_figure.py"
+
+
+for figure in FROM_RECORDS:
+
+    rule:
+        name:
+            figure
+        input:
+            all_results(),
+            code=code(*REPORT_CODE),
+        output:
+            FIGURES / f"{figure}.pdf",
+            report(
+                FIGURES / f"{figure}.png",
+                caption=f"../report/{figure}.rst",
+                category="Figures",
+                labels={"figure": figure, "pair": "all"},
+            ),
+            FIGURES / f"{figure}.csv",
+        log:
+            LOGS / f"report/{figure}.log",
+        conda:
+            ENVIRONMENT
+        params:
+            **RESULT_PARAMS,
+        script:
+            "../scripts/figure.py"
 
 
 rule headline:

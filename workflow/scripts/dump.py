@@ -17,4 +17,11 @@ with job(f"dump {snakemake.wildcards.model}", snakemake.log[0], snakemake.thread
         side: draw_sequences(documents, loaded.tokenizer, Draw(side, count, how["length"], how["seed"]), how["corpus"])
         for side, count in counts.items()
     }
-    write_dump(loaded.model, loaded.card, sequences, how, Path(snakemake.output[0]).parent)
+    write_dump(
+        loaded.model,
+        loaded.card,
+        sequences,
+        how,
+        Path(snakemake.output[0]).parent,
+        row_weights=snakemake.params.row_weights,
+    )

@@ -1,24 +1,18 @@
-"""Answer everything with one model: on its own, or through its own cache injected."""
+"""Answer everything with one model: on its own and, for a target, through its own cache injected."""
 
 from pathlib import Path
 
-from kvferry.evaluate.controls import Passthrough
-from kvferry.evaluate.run import Contestant, make_plan, run_plan
+from kvferry.evaluate.native import run_native
+from kvferry.evaluate.setting import make_setting
 from kvferry.job import job
-from kvferry.kv.handoff import Handoff, Native
 from kvferry.prepare.models import load_model
 from kvferry.records import NATIVE, NATIVE_INJECTED
 
-name, injected = snakemake.wildcards.model, snakemake.rule == "evaluate_injected"
-with job(f"{snakemake.rule} {name}", snakemake.log[0], snakemake.threads):
-    compute = snakemake.params.project["compute"]
-    loaded = load_model(Path(snakemake.input.target).parent, compute["device"], compute["dtype"])
-    if injected:
-        head = snakemake.params.project["evaluation"]["native_head"]
-        system = Handoff(loaded.model, loaded.model, Passthrough(), head)
-        who = Contestant(system, NATIVE_INJECTED, name, source=name)
-    else:
-        who = Contestant(Native(loaded.model), NATIVE, name)
-    corpus, outputs = Path(snakemake.input.corpus), dict(snakemake.output.items())
-    plan = make_plan(snakemake.params.project, snakemake.params.rows, corpus, outputs, loaded, {})
-    run_plan(who, loaded.tokenizer, plan)
+given = snakemake.params
+with job(f"evaluate {given.model}", snakemake.log[0], snakemake.threads):
+    target = load_model(
+        Path(snakemake.input.target).parent, given.project["compute"]["device"], given.project["compute"]["dtype"]
+    )
+    systems = [NATIVE, NATIVE_INJECTED] if given.injected else [NATIVE]
+    outputs = {system: {name: Path(path) for name, path in given.records[system].items()} for system in systems}
+    run_native(make_setting(given.project, given.rows, Path(snakemake.input.corpus), target), outputs)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kvferry.files import write_json, write_text
-from kvferry.fit.moments import load_moments
+from kvferry.fit.pair import load_moments
 from kvferry.fit.probe import probe
 from kvferry.fit.selection import rank_layers
 from kvferry.job import job

@@ -18,8 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kvferry.errors import KvferryError
-from kvferry.evaluate.planning import Tokens, batches, group_by_header
-from kvferry.kv.handoff import Prefix, Span, System, read, select
+from kvferry.evaluate.planning import batches, group_by_header
+from kvferry.kv.handoff import Prefix, System, closed, read, select
+from kvferry.kv.prefill import Span, Tokens
 from kvferry.progress import bar
 
 LOGIT_TOKENS = 1024
@@ -87,7 +88,7 @@ class SystemLM(HFLM):
         return tuple(both[:cut]), tuple(continuation)
 
     def _prefixes(self, prompts: Sequence[Tokens]) -> Iterator[tuple[list[int], Prefix]]:
-        """Batches of prompt numbers, each with the system's prefix of those prompts but for their held-back tokens."""
+        """Batches of prompt numbers, each with the system's prefix of those prompts but for their held-back tokens, closed."""
         heads = [prompt[: -self.hold_back] for prompt in prompts]
         for group in group_by_header(heads):
             header = None
@@ -95,7 +96,7 @@ class SystemLM(HFLM):
                 header = self.system.extend(self.system.start(1), Span.of([group.header], self.device))
             for batch in batches([len(head) + 1 for head in heads], group.members, self.batch_tokens):
                 rows = [heads[number][len(group.header) :] for number in batch]
-                yield batch, self._extend(header, rows)
+                yield batch, closed(self._extend(header, rows))
 
     def _extend(self, header: Prefix | None, rows: list[Tokens]) -> Prefix:
         """A prefix of `rows`, on top of the header's if there is one."""

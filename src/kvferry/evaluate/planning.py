@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from kvferry.kv.prefill import Tokens
+
 SHARED_TOKENS = 64
 WORTHWHILE_TOKENS = 512
-
-Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)

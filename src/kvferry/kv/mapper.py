@@ -1,16 +1,17 @@
-"""The mapper: per target layer, one matrix from the selected source layers' content-space KV to all target heads.
+"""The mapper: per target layer, a map from the selected source layers' keys to all target heads' keys, and one of values.
 
-K̂ = RoPE_target(strip(K_source)·W_K + b_K), V̂ = V_source·W_V + b_V (the paper, section 3). Token-wise: a span at any offset
-gives the same rows whatever stands around it. Holds the artifact on disk: `mapper.safetensors` + `manifest.json`, refused
-when altered or made for another model. Does not know how it was fitted.
+K̂ = RoPE_target(f_K(strip(K_source))), V̂ = f_V(V_source), where f is one matrix (the paper, section 3), one matrix a head that
+reads the same head alone, or an MLP a head (its fallback). Token-wise: a span at any offset gives the same rows whatever
+stands around it. Holds the artifact on disk: `mapper.safetensors` + `manifest.json`, refused when altered or made for another
+model. Does not know how it was fitted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 from safetensors import SafetensorError
@@ -22,39 +23,129 @@ from kvferry.files import directory_whole, fingerprint, read_json, sha256_file, 
 from kvferry.kv.cache import LayerKV
 from kvferry.kv.rope import Rotation
 
-FORMAT = 1
+FORMAT = 2
 WEIGHTS, MANIFEST = "mapper.safetensors", "manifest.json"
 IDENTITY = ("config_sha256", "tokenizer_sha256", "weights_id")
+STRIPPED, NOT_REAPPLIED, COUPLED = ROPES = ("stripped", "not_reapplied", "coupled")
+# Rows that are mapped at a time. On a CPU their features should stay in its caches; elsewhere only memory bounds them.
+CPU_ROWS, ROWS = 1024, 16384
+
+
+class Map(Protocol):
+    """What makes all target heads of a layer, keys or values, from the selected source layers. Every field is a tensor."""
+
+    def blocks(self, parts: Sequence[Tensor]) -> Tensor:
+        """Map features, given as one block `[tokens, kv_heads·head_dim]` a source layer, to `[tokens, kv_heads·head_dim]`."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is stored, by name of the field."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, biases aside."""
+        return sum(tensor.numel() for name, tensor in self.tensors().items() if not name.endswith("bias"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights, and of the arithmetic."""
+        return next(iter(self.tensors().values())).dtype
+
+    def to(self, device: torch.device) -> Self:
+        """The same on another device."""
+        return type(self)(*(tensor.to(device) for tensor in self.tensors().values()))
+
+    def astype(self, dtype: torch.dtype) -> Self:
+        """The same with weights rounded to `dtype`, in which it then also computes."""
+        return type(self)(*(tensor.to(dtype) for tensor in self.tensors().values()))
 
 
 @dataclass(frozen=True)
-class Affine:
+class Affine(Map):
     """x·weight + bias: weight `[features, kv_heads·head_dim]`, bias `[kv_heads·head_dim]`."""
 
     weight: Tensor
     bias: Tensor
 
     def blocks(self, parts: Sequence[Tensor]) -> Tensor:
-        """Apply to features given as blocks `[tokens, width]` in order, without joining them."""
-        out, row = self.bias.expand(parts[0].shape[0], -1), 0
-        for part in parts:
-            out = torch.addmm(out, part, self.weight[row : row + part.shape[1]])
+        """Apply to features given as blocks `[tokens, width]` in order."""
+        if self.weight.dtype.itemsize >= torch.float32.itemsize:
+            return self._summed(parts)
+        return torch.addmm(self.bias, torch.cat(list(parts), dim=1), self.weight)
+
+    def _summed(self, parts: Sequence[Tensor]) -> Tensor:
+        """Block by block into one sum, without joining. A 16-bit sum would be rounded at every block."""
+        row = parts[0].shape[1]
+        out = torch.addmm(self.bias, parts[0], self.weight[:row])
+        for part in parts[1:]:
+            out.addmm_(part, self.weight[row : row + part.shape[1]])
             row += part.shape[1]
         return out
 
 
 @dataclass(frozen=True)
+class HeadLocal(Map):
+    """Each target head reads the same head of every source layer: weight `[kv_heads, k·source_head_dim, head_dim]`, bias
+    `[kv_heads·head_dim]`; features of a head are in order of the source layers (CacheBridge, arXiv:2609.00891).
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def blocks(self, parts: Sequence[Tensor]) -> Tensor:
+        """Apply to blocks `[tokens, kv_heads·source_head_dim]`, one a source layer."""
+        heads = len(self.weight)
+        features = torch.cat([part.unflatten(1, (heads, -1)) for part in parts], dim=2)
+        return _each_head(features, self.weight, self.bias.view(heads, -1)).flatten(1)
+
+
+@dataclass(frozen=True)
+class Network(Map):
+    """An MLP with two hidden ReLU layers for each target head, all of which read the same features (the paper's fallback).
+
+    first `[features, kv_heads·width]`, second `[kv_heads, width, width]`, third `[kv_heads, width, head_dim]`; biases
+    `[kv_heads·width]`, `[kv_heads, width]`, `[kv_heads, head_dim]`.
+    """
+
+    first: Tensor
+    first_bias: Tensor
+    second: Tensor
+    second_bias: Tensor
+    third: Tensor
+    third_bias: Tensor
+
+    def blocks(self, parts: Sequence[Tensor]) -> Tensor:
+        """Apply to features given as blocks `[tokens, width]` in order. Gradients flow through it."""
+        hidden = torch.addmm(self.first_bias, torch.cat(list(parts), dim=1), self.first).relu_()
+        hidden = hidden.unflatten(1, (len(self.second), -1))
+        hidden = _each_head(hidden, self.second, self.second_bias).relu_()
+        return _each_head(hidden, self.third, self.third_bias).flatten(1)
+
+
+KINDS: dict[str, type[Map]] = {"affine": Affine, "head_local": HeadLocal, "network": Network}
+
+
+def _each_head(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x `[tokens, heads, in]`, weight `[heads, in, out]`, bias `[heads, out]` → `[tokens, heads, out]`."""
+    return torch.baddbmm(bias[:, None], x.transpose(0, 1), weight).transpose(0, 1)
+
+
+@dataclass(frozen=True)
 class Mapper:
-    """A linear mapper.
+    """A mapper.
 
     selected: for each target layer the source layers it reads, in the order of the features.
-    keys, values: one `Affine` a target layer. kv_heads: of the target.
+    keys, values: one map a target layer. kv_heads: of the target.
+    rope: how keys are mapped: `stripped` takes the source's rotation off and puts the target's on, `not_reapplied` only takes
+    the source's off, `coupled` maps keys as they are, rotation on.
     """
 
     selected: list[list[int]]
-    keys: list[Affine]
-    values: list[Affine]
+    keys: Sequence[Map]
+    values: Sequence[Map]
     kv_heads: int
+    rope: str = STRIPPED
 
     def translate(self, layers: list[LayerKV], source: Rotation, target: Rotation) -> list[LayerKV]:
         """Map a span: keys and values `[batch, kv_heads, tokens, head_dim]` of every source layer to every target layer.
@@ -62,36 +153,67 @@ class Mapper:
         `source` and `target` hold cos and sin `[batch, tokens, rotary_dim]` of the span's positions for either model.
         """
         batch, _, tokens, _ = layers[0][0].shape
-        stripped = source.for_heads()
-        needed = sorted({layer for chosen in self.selected for layer in chosen})
-        keys = {layer: flatten(stripped.strip(layers[layer][0].float()), self.dtype) for layer in needed}
-        values = {layer: flatten(layers[layer][1], self.dtype) for layer in needed}
-        turned = target.for_heads()
-        mapped = []
+        step = max(1, (CPU_ROWS if layers[0][0].device.type == "cpu" else ROWS) // batch)
+        mapped: list[LayerKV] = []
+        for start in range(0, tokens, step):
+            few = slice(start, start + step)
+            some = [(keys[:, :, few], values[:, :, few]) for keys, values in layers]
+            for layer, pair in enumerate(self._few(some, _of(source, few), _of(target, few))):
+                if not start:
+                    mapped.append(tuple(part.new_empty(*part.shape[:2], tokens, part.shape[3]) for part in pair))
+                for whole, part in zip(mapped[layer], pair, strict=True):
+                    whole[:, :, few] = part
+        return mapped
+
+    def _few(self, layers: list[LayerKV], source: Rotation, target: Rotation) -> Iterator[LayerKV]:
+        """The same for a few tokens, a target layer after another."""
+        keys, values = self.features(layers, source)
+        batch = len(layers[0][0])
         for chosen, to_key, to_value in zip(self.selected, self.keys, self.values, strict=True):
             key = to_key.blocks([keys[layer] for layer in chosen])
             value = to_value.blocks([values[layer] for layer in chosen])
-            heads = [part.view(batch, tokens, self.kv_heads, -1).transpose(1, 2) for part in (key, value)]
-            mapped.append((turned.apply(heads[0]), heads[1]))
-        return mapped
+            yield self.rotated(self._heads(key, batch), target), self._heads(value, batch)
+
+    def features(self, layers: list[LayerKV], source: Rotation) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """Keys and values of the source layers that are read, as the maps want them: `[batch·tokens, kv_heads·head_dim]`."""
+        needed = sorted({layer for chosen in self.selected for layer in chosen})
+        keys = {layer: layers[layer][0] for layer in needed}
+        if self.rope != COUPLED:
+            back = inverse(source.for_heads())
+            keys = {layer: turned(part, back) for layer, part in keys.items()}
+        return (
+            {layer: flatten(part, self.dtype) for layer, part in keys.items()},
+            {layer: flatten(layers[layer][1], self.dtype) for layer in needed},
+        )
+
+    def rotated(self, keys: Tensor, target: Rotation) -> Tensor:
+        """Mapped keys `[batch, kv_heads, tokens, head_dim]` with the target's rotation, where this mapper puts it on."""
+        return turned(keys, target.for_heads()).to(keys.dtype) if self.rope == STRIPPED else keys
+
+    def _heads(self, rows: Tensor, batch: int) -> Tensor:
+        """`[batch·tokens, kv_heads·head_dim]` → `[batch, kv_heads, tokens, head_dim]`, a view."""
+        return rows.view(batch, len(rows) // batch, self.kv_heads, -1).transpose(1, 2)
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the weights, and of the arithmetic."""
-        return self.keys[0].weight.dtype
+        return self.keys[0].dtype
 
     @property
     def parameters(self) -> int:
-        """Number of weights, biases aside, as the paper counts: 2·L_t·n_kv_t·(k·n_kv_s·d_s)·d_t."""
-        return sum(affine.weight.numel() for affine in (*self.keys, *self.values))
+        """Number of weights, biases aside, as the paper counts: 2·L_t·n_kv_t·(k·n_kv_s·d_s)·d_t for one matrix a layer."""
+        return sum(own.parameters for own in (*self.keys, *self.values))
 
     def to(self, device: torch.device) -> Mapper:
         """The same on another device."""
+        return self._with(lambda own: own.to(device))
 
-        def move(affines: list[Affine]) -> list[Affine]:
-            return [Affine(affine.weight.to(device), affine.bias.to(device)) for affine in affines]
+    def astype(self, dtype: torch.dtype) -> Mapper:
+        """The same with weights rounded to `dtype`, in which it then also computes."""
+        return self._with(lambda own: own.astype(dtype))
 
-        return Mapper(self.selected, move(self.keys), move(self.values), self.kv_heads)
+    def _with(self, change: Callable[[Map], Map]) -> Mapper:
+        return replace(self, keys=list(map(change, self.keys)), values=list(map(change, self.values)))
 
 
 def flatten(part: Tensor, dtype: torch.dtype) -> Tensor:
@@ -99,18 +221,48 @@ def flatten(part: Tensor, dtype: torch.dtype) -> Tensor:
     return part.transpose(1, 2).flatten(2).flatten(0, 1).to(dtype)
 
 
+def _of(rotation: Rotation, tokens: slice) -> Rotation:
+    """The rotation of some of the tokens."""
+    return Rotation(rotation.cos[:, tokens], rotation.sin[:, tokens])
+
+
+def inverse(rotation: Rotation) -> Rotation:
+    """The rotation that `turned` needs to strip what this one put on."""
+    norm = rotation.cos.square() + rotation.sin.square()
+    return Rotation(rotation.cos / norm, -rotation.sin / norm)
+
+
+def turned(keys: Tensor, rotation: Rotation) -> Tensor:
+    """What `rotation.apply` gives, in float32, for keys `[batch, kv_heads, tokens, head_dim]`: three passes in place of six.
+
+    The result lies in memory token by token, as features and products do, so that `flatten` copies nothing.
+    """
+    keys, width = keys.float(), rotation.cos.shape[-1]
+    half = width // 2
+    out = torch.empty_like(keys.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+    torch.mul(keys[..., :width], rotation.cos, out=out[..., :width])
+    out[..., :half].addcmul_(keys[..., half:width], rotation.sin[..., :half], value=-1)
+    out[..., half:width].addcmul_(keys[..., :half], rotation.sin[..., half:])
+    out[..., width:] = keys[..., width:]
+    return out
+
+
 def save_mapper(mapper: Mapper, manifest: dict[str, Any], directory: Path) -> None:
     """Write the artifact, whole or not at all. `manifest` gets geometry, parameters and the checksum of the weights."""
-    tensors = {}
-    for kind, affines in (("k", mapper.keys), ("v", mapper.values)):
-        for layer, affine in enumerate(affines):
-            tensors[f"{kind}.{layer}.weight"], tensors[f"{kind}.{layer}.bias"] = affine.weight.contiguous(), affine.bias
+    tensors = {
+        f"{kind}.{layer}.{field}": tensor.contiguous()
+        for kind, maps in (("k", mapper.keys), ("v", mapper.values))
+        for layer, own in enumerate(maps)
+        for field, tensor in own.tensors().items()
+    }
     with directory_whole(directory) as temporary:
         save_file(tensors, temporary / WEIGHTS)
         own = {
             "format": FORMAT,
             "selected_layers": mapper.selected,
             "kv_heads": mapper.kv_heads,
+            "map": next(name for name, kind in KINDS.items() if type(mapper.keys[0]) is kind),
+            "rope": mapper.rope,
             "parameters": mapper.parameters,
             "dtype": str(mapper.dtype).removeprefix("torch."),
             "weights_bytes": (temporary / WEIGHTS).stat().st_size,
@@ -134,15 +286,27 @@ def load_mapper(directory: Path, source: dict[str, Any], target: dict[str, Any])
                     f"{directory}: this mapper was fitted for another {role} ({manifest[role].get('model')}, "
                     f"{key} differs from {card['model']}); fit it again for this pair"
                 )
-    tensors = _load_weights(directory, manifest)
-    affines = {
-        kind: [
-            Affine(tensors[f"{kind}.{layer}.weight"], tensors[f"{kind}.{layer}.bias"])
-            for layer in range(len(manifest["selected_layers"]))
-        ]
+    for key, known in (("map", tuple(KINDS)), ("rope", ROPES)):
+        if manifest.get(key) not in known:
+            raise KvferryError(
+                f"{directory}: this mapper is of an unknown kind ({key}: {manifest.get(key)}, known are {', '.join(known)}); "
+                "fit it again"
+            )
+    tensors, selected = _load_weights(directory, manifest), manifest["selected_layers"]
+    keys, values = (
+        [_stored_map(tensors, f"{kind}.{layer}", manifest, directory) for layer in range(len(selected))]
         for kind in ("k", "v")
-    }
-    return Mapper(manifest["selected_layers"], affines["k"], affines["v"], manifest["kv_heads"]), manifest
+    )
+    return Mapper(selected, keys, values, manifest["kv_heads"], manifest["rope"]), manifest
+
+
+def _stored_map(tensors: dict[str, Tensor], name: str, manifest: dict[str, Any], directory: Path) -> Map:
+    """The map whose fields are stored under `name`."""
+    kind = KINDS[manifest["map"]]
+    try:
+        return kind(*(tensors[f"{name}.{field.name}"] for field in fields(kind)))  # type: ignore[arg-type]
+    except KeyError as error:
+        raise KvferryError(f"{directory / WEIGHTS}: holds no tensor {error} of this mapper; fit it again") from error
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:

@@ -1,72 +1,41 @@
 """Comparisons of systems on the same items: retention, floor-normalised retention, share of the gap recovered.
 
-Pairs records by item id and resamples items. Knows records and statistics; does not know how a table looks.
-All results are fractions (1.0 is 100 %); averages are over the paper's five benchmarks.
+Resamples the items that systems share. Knows records and statistics; does not know how a table looks.
+All results are fractions (1.0 is 100 %); averages are over the paper's five benchmarks. `items` confines a comparison to
+these items; without it, it is on all items of the system's own record, which may be fewer than the target's.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 
 from kvferry.errors import KvferryError
-from kvferry.records import PERPLEXITY, Record
+from kvferry.records import PERPLEXITY
 from kvferry.report.inputs import SOURCE, Pair, Results
+from kvferry.report.items import TARGET, Items, aligned_scores, record_of
 from kvferry.report.paper import FIVE
 from kvferry.report.stats import Quantity, Sampled, Undefined, bootstrap_means, bootstrap_ratio, mean_of
 
-TARGET = "target"
-
-
-def record_of(results: Results, pair: Pair, system: str, benchmark: str) -> tuple[str, Record]:
-    """The record of a system and its place under the results root; `system` may be TARGET or SOURCE.
-
-    Raises:
-        KvferryError: that system was not run on that benchmark.
-    """
-    if system in (TARGET, SOURCE):
-        model = pair.target if system == TARGET else pair.source
-        place, record = f"records/native/{model}/{benchmark}.json", results.native.get((model, benchmark))
-    else:
-        place = f"records/pairs/{pair.name}/{system}/{benchmark}.json"
-        record = results.transfers.get((pair.name, system, benchmark))
-    if record is None:
-        raise KvferryError(f"{place}: there is no such record; run its evaluation first")
-    return place, record
-
-
-def aligned_scores(named: Sequence[tuple[str, Record]]) -> tuple[np.ndarray, np.ndarray]:
-    """Scores [records, items] and weights [items], item by item in the order of the first record.
-
-    Raises:
-        KvferryError: the records differ in metric, item ids or weights, or repeat an id; both places are named.
-    """
-    (first_place, first), *others = named
-    ids, weights = [item.id for item in first.items], np.array([item.weight for item in first.items])
-    if len(set(ids)) != len(ids):
-        raise KvferryError(f"{first_place}: an item id occurs twice; delete it and run again")
-    rows = [[item.score for item in first.items]]
-    for place, other in others:
-        by_id = {item.id: item for item in other.items}
-        same = len(by_id) == other.n and by_id.keys() == set(ids) and other.metric == first.metric
-        if not same or any(by_id[i].weight != w for i, w in zip(ids, weights, strict=True)):
-            raise KvferryError(
-                f"{first_place} and {place}: {first.benchmark} was answered on different items or by another metric, "
-                "so they cannot be compared; delete both and run again"
-            )
-        rows.append([by_id[i].score for i in ids])
-    return np.array(rows, dtype=float), weights
-
 
 @lru_cache(maxsize=512)
-def paired(results: Results, pair: Pair, system: str, benchmark: str) -> tuple[Sampled, Sampled, Sampled]:
-    """Mean scores of target, source and `system` (accuracy, or nats a token), with paired draws."""
-    named = [record_of(results, pair, name, benchmark) for name in (TARGET, SOURCE, system)]
-    scores, weights = aligned_scores(named)
-    target, source, own = bootstrap_means(scores, weights, results.draws, seed_of(results, benchmark))
+def together(
+    results: Results, pair: Pair, systems: tuple[str, ...], benchmark: str, items: Items | None = None
+) -> tuple[Sampled, ...]:
+    """Mean scores of systems (accuracy, nats a token, share of tokens), with draws paired; the last one sets the items."""
+    named = [record_of(results, pair, name, benchmark) for name in systems]
+    scores, weights = aligned_scores(named, items)
+    return tuple(bootstrap_means(scores, weights, results.draws, seed_of(results, benchmark)))
+
+
+def paired(
+    results: Results, pair: Pair, system: str, benchmark: str, items: Items | None = None
+) -> tuple[Sampled, Sampled, Sampled]:
+    """Mean scores of target, source and `system`, with paired draws."""
+    target, source, own = together(results, pair, (TARGET, SOURCE, system), benchmark, items)
     return target, source, own
 
 
@@ -87,10 +56,30 @@ def chance_of(results: Results, pair: Pair, benchmark: str) -> float:
     return record.chance
 
 
-def retention(results: Results, pair: Pair, system: str, benchmark: str) -> Quantity:
+def retention(results: Results, pair: Pair, system: str, benchmark: str, items: Items | None = None) -> Quantity:
     """Accuracy of `system` over the target's own."""
-    target, _, own = paired(results, pair, system, benchmark)
-    return bootstrap_ratio(own, target, "the target scores 0", "the interval of the target's accuracy reaches 0")
+    target, _, own = paired(results, pair, system, benchmark, items)
+    return _of_target(own, target)
+
+
+def retention_gained(
+    results: Results, pair: Pair, system: str, other: str, benchmark: str, items: Items | None = None
+) -> Quantity:
+    """Retention of `system` less that of `other`."""
+    target, base, own = together(results, pair, (TARGET, other, system), benchmark, items)
+    return _of_target(own - base, target)
+
+
+def _of_target(part: Sampled, target: Sampled) -> Quantity:
+    return bootstrap_ratio(part, target, "the target scores 0", "the interval of the target's accuracy reaches 0")
+
+
+def gained(
+    results: Results, pair: Pair, system: str, other: str, benchmark: str, items: Items | None = None
+) -> Sampled:
+    """Mean score of `system` less that of `other`."""
+    base, own = together(results, pair, (other, system), benchmark, items)
+    return own - base
 
 
 def floor_normalised(results: Results, pair: Pair, system: str, benchmark: str) -> Quantity:

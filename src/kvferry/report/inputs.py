@@ -5,17 +5,19 @@ Knows where the workflow puts records, cards and manifests. Does not know statis
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from kvferry.config import Project
 from kvferry.errors import KvferryError
 from kvferry.files import read_json
 from kvferry.records import NATIVE, NATIVE_INJECTED, PERPLEXITY, ZERO_CACHE, Record, read_record
 from kvferry.report.paper import FIVE, PAPER_ROOT, Paper
+from kvferry.work import evaluation_jobs, measured, variants_of
 
 SOURCE = "source alone"
 CARD_FIELDS = ("parameters", "layers", "kv_heads", "head_dim")
@@ -30,6 +32,7 @@ MANIFEST_FIELDS = (
     "held_out_rows",
 )
 PROBE_COLUMNS = ("kind", "source_layer", "target_layer", "r2", "n", "p")
+GREEDY_COLUMNS = ("kind", "target_layer", "head", "step", "source_layer", "r2", "r2_all", "n", "p_all")
 
 
 @dataclass(frozen=True)
@@ -42,18 +45,30 @@ class Pair:
     paper: str | None = None
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """Variants that are compared with each other: on these pairs and, beside the measures of the next token, these benchmarks."""
+
+    name: str
+    pairs: Sequence[str]
+    variants: Sequence[str]
+    benchmarks: Sequence[str]
+
+
 @dataclass(frozen=True, eq=False)
 class Results:
     """What one configuration produced.
 
     `native` and `injected` are keyed by (model, benchmark), `transfers` by (pair, system, benchmark),
-    `manifests` by (pair, variant), `cards` by model. `benchmarks` are those of the paper's five that were run.
+    `manifests` by (pair, variant), `cards` by model, `sweeps` by name. `benchmarks` are those of the paper's five that
+    were run, `variants` those of the configuration, in its order; not every one was run on every pair.
     """
 
     pairs: Sequence[Pair]
     benchmarks: Sequence[str]
     variants: Sequence[str]
     headline: str
+    sweeps: Mapping[str, Sweep]
     draws: int
     seed: int
     native: Mapping[tuple[str, str], Record]
@@ -72,11 +87,28 @@ class Results:
         """Mapper variants of a pair in the order of the configuration, then the zero cache if it was run."""
         return [s for s in (*self.variants, ZERO_CACHE) if (pair, s, PERPLEXITY) in self.transfers]
 
-    def comparable(self, pair: Pair) -> str | None:
-        """The paper's name of a pair, if the paper's transfer used as many source layers as the headline does here."""
-        if pair.paper is None or self.paper.value("table10", pair.paper, "k") != self.k(pair.name, self.headline):
-            return None
-        return pair.paper
+    def variants_of(self, pair: str) -> list[str]:
+        """Mapper variants that were run on a pair, in the order of the configuration."""
+        return [name for name in self.variants if (pair, name) in self.manifests]
+
+    def sweep(self, name: str) -> Sweep:
+        """A sweep of the configuration. Raises KvferryError if there is none of this name."""
+        if name not in self.sweeps:
+            raise KvferryError(f"sweeps.{name}: this configuration has no such sweep; add it, or leave its tables out")
+        return self.sweeps[name]
+
+    def pairs_of(self, sweep: Sweep) -> list[Pair]:
+        """The pairs of a sweep in the order of the report."""
+        return [pair for pair in self.pairs if pair.name in sweep.pairs]
+
+    def recipe(self, pair: str, variant: str) -> dict[str, Any]:
+        """The recipe of a mapper, as it says itself."""
+        return self.manifests[pair, variant]["recipe"]
+
+    def comparable(self, pair: Pair, variant: str | None = None) -> str | None:
+        """The paper's name of a pair, if its transfer used as many source layers as `variant` (or the headline) here."""
+        k = self.k(pair.name, variant or self.headline)
+        return pair.paper if pair.paper is not None and self.paper.value("table10", pair.paper, "k") == k else None
 
     def k(self, pair: str, variant: str) -> int:
         """Number of source layers that a target layer reads, counted in the mapper itself."""
@@ -93,22 +125,23 @@ class Results:
         Raises:
             KvferryError: a file is missing, broken, or describes another benchmark, model or pair.
         """
+        project = Project(config=dict(config), wheels={}, models={}, corpora={}, pairs=dict(pairs))
         chosen = [Pair(name, **pairs[name]) for name in config["pairs"]]
-        models, variants = _models(chosen), list(config["variants"])
-        benchmarks = [name for name in FIVE if name in config["evaluation"]["benchmarks"]]
+        models, benchmarks = _models(chosen), _in_order(config["evaluation"]["benchmarks"])
         records = results_root / "records"
         return cls(
             pairs=chosen,
             benchmarks=benchmarks,
-            variants=variants,
+            variants=list(config["variants"]),
             headline=config["headline"],
+            sweeps={name: _sweep(name, entry) for name, entry in config["sweeps"].items()},
             draws=config["statistics"]["bootstrap"],
             seed=config["statistics"]["seed"],
             native=_of_models(records / NATIVE, models, benchmarks, required=True),
             injected=_of_models(records / NATIVE_INJECTED, models, benchmarks, required=False),
-            transfers=_of_pairs(records / "pairs", chosen, variants, config["headline"], benchmarks),
+            transfers=_of_pairs(records / "pairs", chosen, project),
             cards={model: _fields(results_root / "models" / model / "card.json", CARD_FIELDS) for model in models},
-            manifests=_manifests(results_root / "pairs", chosen, variants),
+            manifests=_manifests(results_root / "pairs", chosen, project),
             paper=Paper(paper_root),
         )
 
@@ -119,14 +152,37 @@ def read_probe(path: Path) -> pd.DataFrame:
     Raises:
         KvferryError: the file cannot be read or lacks a column.
     """
+    return _frame(path, "probe", PROBE_COLUMNS)
+
+
+def read_greedy(path: Path) -> pd.DataFrame:
+    """The greedy selection of one pair: a row for each (kind, target layer, head, step).
+
+    Raises:
+        KvferryError: the file cannot be read or lacks a column.
+    """
+    return _frame(path, "greedy selection", GREEDY_COLUMNS)
+
+
+def _frame(path: Path, what: str, columns: Sequence[str]) -> pd.DataFrame:
     try:
         frame = pd.read_csv(path)
     except (OSError, ValueError) as error:
-        raise KvferryError(f"{path}: not a probe ({error}); delete it and run again") from error
-    missing = [name for name in PROBE_COLUMNS if name not in frame.columns]
+        raise KvferryError(f"{path}: not a {what} ({error}); delete it and run again") from error
+    missing = [name for name in columns if name not in frame.columns]
     if missing:
-        raise KvferryError(f"{path}: the probe lacks the columns {', '.join(missing)}; delete it and run again")
+        raise KvferryError(f"{path}: the {what} lacks the columns {', '.join(missing)}; delete it and run again")
     return frame
+
+
+def _in_order(benchmarks: Iterable[str]) -> list[str]:
+    """Those of the paper's five, in its order."""
+    named = set(benchmarks)
+    return [name for name in FIVE if name in named]
+
+
+def _sweep(name: str, entry: Mapping[str, Any]) -> Sweep:
+    return Sweep(name, list(entry["pairs"]), list(entry["variants"]), _in_order(entry["benchmarks"]))
 
 
 def _models(pairs: Sequence[Pair]) -> list[str]:
@@ -141,17 +197,21 @@ def _of_models(
     return {(m, b): _checked(path, target=m, benchmark=b, pair=None) for (m, b), path in wanted.items()}
 
 
-def _of_pairs(
-    root: Path, pairs: Sequence[Pair], variants: Sequence[str], headline: str, benchmarks: Sequence[str]
-) -> dict[tuple[str, str, str], Record]:
+def _of_pairs(root: Path, pairs: Sequence[Pair], project: Project) -> dict[tuple[str, str, str], Record]:
     found = {}
     for pair in pairs:
-        wanted = [(variant, PERPLEXITY) for variant in variants] + [(headline, name) for name in benchmarks]
-        zero = root / pair.name / ZERO_CACHE / f"{PERPLEXITY}.json"
-        for system, name in wanted + ([(ZERO_CACHE, PERPLEXITY)] if zero.exists() else []):
+        for system, name in _answered(project, pair.name):
             path = root / pair.name / system / f"{name}.json"
-            found[pair.name, system, name] = _checked(path, target=pair.target, benchmark=name, pair=pair.name)
+            if system != ZERO_CACHE or path.exists():
+                found[pair.name, system, name] = _checked(path, target=pair.target, benchmark=name, pair=pair.name)
     return found
+
+
+def _answered(project: Project, pair: str) -> list[tuple[str, str]]:
+    """(system, benchmark or measure) of every record of a pair."""
+    jobs = evaluation_jobs(project, pair).values()
+    limits = {system: benchmarks for job in jobs for system, benchmarks in job.items()}
+    return [(system, name) for system, benchmarks in limits.items() for name in measured(system, benchmarks)]
 
 
 def _checked(path: Path, **expected: str | None) -> Record:
@@ -177,9 +237,9 @@ def _fields(path: Path, fields: Sequence[str]) -> dict[str, Any]:
     return value
 
 
-def _manifests(root: Path, pairs: Sequence[Pair], variants: Sequence[str]) -> dict[tuple[str, str], dict[str, Any]]:
+def _manifests(root: Path, pairs: Sequence[Pair], project: Project) -> dict[tuple[str, str], dict[str, Any]]:
     return {
         (pair.name, variant): _fields(root / pair.name / "mappers" / variant / "manifest.json", MANIFEST_FIELDS)
         for pair in pairs
-        for variant in variants
+        for variant in variants_of(project, pair.name)
     }

@@ -10,30 +10,54 @@ BENCHMARKS = {
     "gsm8k": "GSM8K",
     "prefix_perplexity": "prefix PPL",
 }
+MEASURES = {"next_token_kl": "KL, nats/token", "top1_agreement": "top-1 agreement, %"}
 
 KINDS = {"k_rope": "K with RoPE", "k_stripped": "K, RoPE stripped", "v": "V"}
 
-COLUMNS = BENCHMARKS | {
-    "avg": "Avg",
-    "avg_floor_normalised": "Avg floor-norm.",
-    "gap_recovered": "gap recovered",
-    "gap_recovered_perplexity": "gap recovered, log PPL",
-    "gap_recovered_log": "gap recovered, log scale",
-    "kv_heads": "KV heads",
-    "matched_kv": "matched KV",
-    "items_total": "of",
-    "features": "features p",
-    "rows": "rows n",
-    "p_over_n": "p/n",
-    "weights_bytes": "bytes",
-    "share_of_target": "% of target",
-    "r2_k_in_sample": "R² K in sample",
-    "r2_k_held_out": "R² K held out",
-    "r2_v_in_sample": "R² V in sample",
-    "r2_v_held_out": "R² V held out",
-}
+COLUMNS = (
+    BENCHMARKS
+    | MEASURES
+    | {
+        "avg": "Avg",
+        "avg_floor_normalised": "Avg floor-norm.",
+        "gap_recovered": "gap recovered",
+        "gap_recovered_perplexity": "gap recovered, log PPL",
+        "gap_recovered_log": "gap recovered, log scale",
+        "kv_heads": "KV heads",
+        "matched_kv": "matched KV",
+        "items_total": "of",
+        "features": "features p",
+        "rows": "rows n",
+        "p_over_n": "p/n",
+        "weights_bytes": "bytes",
+        "share_of_target": "% of target",
+        "r2_k_in_sample": "R² K in sample",
+        "r2_k_held_out": "R² K held out",
+        "r2_v_in_sample": "R² V in sample",
+        "r2_v_held_out": "R² V held out",
+        "source_layers": "of source layers",
+        "hellaswag_retention": "HellaSwag retention",
+        "hellaswag_vs_ridge": "HellaSwag retention − ridge",
+        "next_token_kl_vs_ridge": "KL − ridge",
+        "next_token_kl_selection": "KL, selection half",
+        "apply_time": "apply, ms/1,024 tokens",
+        "scale": "λ scale",
+        "k_without_hellaswag": "k without HellaSwag",
+        "k_without_mmlu": "k without MMLU",
+        "k_without_arc_challenge": "k without ARC-C",
+        "largest_move_pp": "largest move, pp",
+        "k_by_kl": "k by KL",
+        "mean_accuracy": "accuracy at k",
+        "mean_accuracy_by_kl": "accuracy at k by KL",
+    }
+)
+OF_ALL, GAINED = "_of_all", "_vs_headline"
 
 
 def column(name: str) -> str:
     """Heading of a column of a table."""
+    if name.endswith(OF_ALL):
+        return f"{column(name.removesuffix(OF_ALL))}, % of all layers"
+    if name.endswith(GAINED):
+        return f"{column(name.removesuffix(GAINED))} − headline"
     return COLUMNS.get(name, name.replace("_", " "))

@@ -9,6 +9,7 @@ import pandas as pd
 from kvferry.errors import KvferryError
 
 PAPER_ROOT = Path(__file__).resolve().parents[3] / "resources" / "paper"
+ABLATED = "Qwen3 14B→32B"  # the pair of tables that do not name one: 2 and 9
 FIVE = ("arc_challenge", "hellaswag", "winogrande", "mmlu", "gsm8k")
 
 
@@ -35,6 +36,13 @@ class Paper:
         if row not in frame.index or column not in frame.columns or pd.isna(frame.loc[row, column]):
             return None
         return float(frame.loc[row, column])
+
+    def where(self, table: str, column: str, **wanted: object) -> float | None:
+        """One number of the first row whose columns are as wanted, words in any case; None where there is none."""
+        frame = self.table(table).reset_index()
+        for name, value in wanted.items():
+            frame = frame[[_same(cell, value) for cell in frame[name]]]
+        return None if frame.empty or column not in frame else _number(frame[column].iloc[0])
 
     def models(self, pair: str) -> tuple[str, str]:
         """Names of the source and the target of a pair.
@@ -69,6 +77,18 @@ class Paper:
 
     def _mean_accuracy(self, name: str) -> float:
         return float(self.table("table13").loc[name, list(FIVE)].astype(float).mean())
+
+
+def _same(cell: object, value: object) -> bool:
+    """Whether two cells say the same; `1e-4` and 0.0001 do."""
+    try:
+        return float(str(cell)) == float(str(value))
+    except ValueError:
+        return str(cell).casefold() == str(value).casefold()
+
+
+def _number(cell: object) -> float | None:
+    return None if pd.isna(cell) else float(str(cell))
 
 
 def _read(path: Path) -> pd.DataFrame:

@@ -5,6 +5,7 @@ Does not know what is drawn.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,17 @@ SYSTEMS = {
     TRANSFER: {"color": OKABE_ITO["blue"], "marker": "^", "linestyle": "-"},
     ZERO_CACHE: {"color": OKABE_ITO["vermillion"], "marker": "x", "linestyle": "-."},
 }
+# A style a pair, where every curve is a transfer; without yellow, which is faint on white.
+PAIRS = tuple(
+    zip(
+        (
+            OKABE_ITO[name]
+            for name in ("blue", "vermillion", "bluish green", "reddish purple", "sky blue", "orange", "black")
+        ),
+        ("o", "s", "^", "D", "v", "P", "X"),
+        strict=True,
+    )
+)
 HEAT_MAP = "viridis"
 RC = {
     "font.family": "DejaVu Sans",
@@ -45,6 +57,7 @@ RC = {
     "axes.spines.right": False,
 }
 PNG_DPI = 200
+CHARACTERS_AN_INCH = 14  # of a title
 
 
 @contextmanager
@@ -54,6 +67,28 @@ def house_style() -> Iterator[None]:
         mpl.rcdefaults()
         mpl.rcParams.update(RC)
         yield
+
+
+def line_of(system: str) -> dict[str, str]:
+    """Colour and line style of a system, for a line without markers."""
+    return {name: SYSTEMS[system][name] for name in ("color", "linestyle")}
+
+
+def of_pair(index: int) -> dict[str, str]:
+    """Colour and marker of the pair with this number in the order of the report; they repeat after seven."""
+    colour, marker = PAIRS[index % len(PAIRS)]
+    return {"color": colour, "marker": marker}
+
+
+def entitle(figure: Figure, text: str) -> None:
+    """Write a title over the figure, in as many lines as its width asks for."""
+    figure.suptitle(textwrap.fill(text, int(CHARACTERS_AN_INCH * figure.get_figwidth())))
+
+
+def span(values: pd.Series) -> str:
+    """The whole number that all values are, or from the least to the greatest."""
+    low, high = int(values.min()), int(values.max())
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
 
 
 def save(figure: Figure, drawn: pd.DataFrame, stem: Path) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from kvferry.records import PERPLEXITY
 from kvferry.report import compare
 from kvferry.report.inputs import SOURCE, Pair, Results
+from kvferry.report.items import TARGET, record_of
 from kvferry.report.names import BENCHMARKS
 from kvferry.report.stats import Quantity, Sampled, Undefined, wilson
 
@@ -42,10 +43,10 @@ def _line(entries: tuple[str, ...]) -> str:
 
 
 def _entries(results: Results, pair: Pair, benchmark: str) -> tuple[str, ...]:
-    systems = (compare.TARGET, SOURCE, results.headline)
+    systems = (TARGET, SOURCE, results.headline)
     score = _perplexity if benchmark == PERPLEXITY else _accuracy
     share = compare.gap_recovered(results, pair, results.headline, benchmark, log=benchmark == PERPLEXITY)
-    _, record = compare.record_of(results, pair, compare.TARGET, benchmark)
+    _, record = record_of(results, pair, TARGET, benchmark)
     return (
         BENCHMARKS[benchmark],
         f"{record.n:,}",
@@ -55,7 +56,7 @@ def _entries(results: Results, pair: Pair, benchmark: str) -> tuple[str, ...]:
 
 
 def _accuracy(results: Results, pair: Pair, system: str, benchmark: str) -> str:
-    _, record = compare.record_of(results, pair, system, benchmark)
+    _, record = record_of(results, pair, system, benchmark)
     low, high = wilson(sum(item.score for item in record.items), record.n)
     return f"{100 * record.value:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 

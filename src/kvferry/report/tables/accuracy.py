@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 
 from kvferry.records import PERPLEXITY, Record
-from kvferry.report.compare import seed_of
 from kvferry.report.inputs import Pair, Results
-from kvferry.report.stats import bootstrap_means, wilson
-from kvferry.report.tables.cells import AT_CHANCE, HIGH, LOW, PAPER, N, Row, cells, frame_of
+from kvferry.report.tables.cells import PAPER, Row, frame_of
+from kvferry.report.tables.scores import blank, score
 
 
 def table11_benchmarks(results: Results) -> pd.DataFrame:
@@ -88,24 +86,6 @@ def _scores(results: Results, records: Sequence[Record], paper: str | None) -> R
     row: Row = {}
     for name in (*results.benchmarks, PERPLEXITY):
         own = by_name.get(name)
-        columns = [name, name + LOW, name + HIGH, name + N] + ([] if name == PERPLEXITY else [name + AT_CHANCE])
-        score = _perplexity if name == PERPLEXITY else _accuracy
-        row |= dict.fromkeys(columns) if own is None else score(results, own)
+        row |= blank(name) if own is None else score(results, own)
         row |= {name + PAPER: None if paper is None else results.paper.value("table13", paper, name)}
     return row
-
-
-def _accuracy(results: Results, record: Record) -> Row:
-    name = record.benchmark
-    low, high = wilson(sum(item.score for item in record.items), record.n)
-    at_chance = record.chance is not None and low <= record.chance
-    row = {name: 100 * record.value, name + LOW: 100 * low, name + HIGH: 100 * high, name + N: record.n}
-    return row | {name + AT_CHANCE: "yes" if at_chance else "no"}
-
-
-def _perplexity(results: Results, record: Record) -> Row:
-    scores = np.array([[item.score for item in record.items]])
-    weights = np.array([item.weight for item in record.items])
-    (nats,) = bootstrap_means(scores, weights, results.draws, seed_of(results, record.benchmark))
-    row = cells(record.benchmark, nats.map(np.exp), scale=1)
-    return {name: value for name, value in row.items() if value is not None} | {record.benchmark + N: record.n}

@@ -27,6 +27,17 @@ def cells(name: str, quantity: Quantity, scale: float = 100.0) -> Row:
     return {name: scale * quantity.value, name + LOW: scale * low, name + HIGH: scale * high, name + REASON: None}
 
 
+def empty(name: str) -> Row:
+    """The columns of `cells`, for a row that has no such quantity."""
+    return dict.fromkeys([name, name + LOW, name + HIGH, name + REASON])
+
+
+def cell(name: str, value: float | str | Undefined) -> Row:
+    """Columns of something without an interval, or of the reason why it is undefined."""
+    undefined = isinstance(value, Undefined)
+    return {name: UNDEFINED if undefined else value, name + REASON: value.reason if undefined else None}
+
+
 def frame_of(rows: list[Row]) -> pd.DataFrame:
     """Rows as a frame whose cells keep their types (a whole number stays one beside an empty cell)."""
     columns = list(dict.fromkeys(name for row in rows for name in row))

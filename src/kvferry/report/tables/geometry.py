@@ -34,31 +34,40 @@ def _pair_row(results: Results, pair: Pair) -> Row:
 
 def table12_size(results: Results) -> pd.DataFrame:
     """Size, rows and R² of every mapper: shares in percent, R² averaged over target layers."""
-    return frame_of([_size_row(results, pair, name) for pair in results.pairs for name in results.variants])
+    return frame_of(
+        [_size_row(results, pair, name) for pair in results.pairs for name in results.variants_of(pair.name)]
+    )
 
 
 def _size_row(results: Results, pair: Pair, variant: str) -> Row:
     manifest, k = results.manifests[pair.name, variant], results.k(pair.name, variant)
     recipe, parameters = manifest["recipe"], manifest["parameters"]
-    same_k = pair.paper is not None and results.paper.value("table12", pair.paper, "k") == k
+    as_in_paper = _papers_shape(results, pair, recipe, k)
     return {
         "pair": pair.name,
         "system": variant,
         "method": recipe["method"],
         "k": k,
         "parameters": parameters,
-        "parameters" + PAPER: _paper(results, pair, "table12", "parameters") if same_k else None,
+        "parameters" + PAPER: _paper(results, pair, "table12", "parameters") if as_in_paper else None,
         "weights_bytes": manifest["weights_bytes"],
         "share_of_target": 100 * parameters / results.cards[pair.target]["parameters"],
         "features": manifest["features"],
         "rows": manifest["rows"],
         "p_over_n": manifest["features"] / manifest["rows"],
-        **_fit_quality(manifest),
+        **fit_quality(manifest),
         "held_out_rows": manifest["held_out_rows"],
     }
 
 
-def _fit_quality(manifest: dict[str, Any]) -> Row:
+def _papers_shape(results: Results, pair: Pair, recipe: dict[str, Any], k: int) -> bool:
+    """Whether a mapper has the shape of the paper's for this pair: linear, all heads, as many source layers."""
+    other = recipe["method"] == "mlp" or recipe.get("support") == "same_head"
+    return not other and pair.paper is not None and results.paper.value("table12", pair.paper, "k") == k
+
+
+def fit_quality(manifest: dict[str, Any]) -> Row:
+    """R² of keys and values in sample and held out, averaged over target layers."""
     names = [(kind, sample) for kind in ("k", "v") for sample in ("in_sample", "held_out")]
     return {f"r2_{kind}_{sample}": float(np.mean(manifest["r2"][sample][kind])) for kind, sample in names}
 

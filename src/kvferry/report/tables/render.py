@@ -16,7 +16,9 @@ from kvferry.report.names import column
 from kvferry.report.tables.cells import AT_CHANCE, HIGH, LOW, PAPER, REASON, SUFFIXES, UNDEFINED, N
 
 DECIMALS = {"prefix_perplexity": 2, "value": 2, "source": 2, "target": 2, "p_over_n": 3, "parameter_ratio": 2}
-R2_DECIMALS, DEFAULT_DECIMALS = 3, 1
+DECIMALS |= {"apply_time": 2, "largest_move_pp": 2}
+PREFIX_DECIMALS = {"r2_": 3, "next_token_kl": 3}
+DEFAULT_DECIMALS = 1
 EMPTY = "–"
 TEX = {
     "\\": r"\textbackslash{}",
@@ -31,6 +33,7 @@ TEX = {
     "^": r"\textasciicircum{}",
     "→": r"$\to$",
     "²": r"$^2$",
+    "λ": r"$\lambda$",
     "×": r"$\times$",
     "−": r"$-$",
     "–": "--",
@@ -128,7 +131,10 @@ def _number(value: object, name: str) -> str:
 
 def _decimals(name: str) -> int:
     base = name.removesuffix(PAPER)
-    return R2_DECIMALS if base.startswith("r2_") else DECIMALS.get(base, 0 if base == "k" else DEFAULT_DECIMALS)
+    if base in DECIMALS or base.startswith("k_") or base == "k":
+        return DECIMALS.get(base, 0)
+    fitting = (digits for prefix, digits in PREFIX_DECIMALS.items() if base.startswith(prefix))
+    return DEFAULT_DECIMALS if base.endswith("_of_all") else next(fitting, DEFAULT_DECIMALS)
 
 
 def _markdown(shown: pd.DataFrame, notes: list[str], caption: str) -> str:

@@ -13,6 +13,7 @@ import pandas as pd
 from kvferry.records import PERPLEXITY
 from kvferry.report import compare
 from kvferry.report.inputs import SOURCE, Pair, Results
+from kvferry.report.items import TARGET, limited, record_of, shared_items
 from kvferry.report.paper import FIVE
 from kvferry.report.stats import Quantity
 from kvferry.report.tables.cells import PAPER, N, Row, cells, frame_of
@@ -56,7 +57,7 @@ def _label(results: Results, pair: Pair, system: str) -> Row:
 def _benchmarks(results: Results, pair: Pair, system: str, measure: Measure, table: str) -> Row:
     row: Row = {}
     for name in results.benchmarks:
-        _, record = compare.record_of(results, pair, system, name)
+        _, record = record_of(results, pair, system, name)
         row |= cells(name, measure(results, pair, system, name)) | {name + N: record.n}
         row |= {name + PAPER: _paper(results, pair, system, table, name)}
     return row
@@ -96,11 +97,11 @@ def gap_recovered(results: Results) -> pd.DataFrame:
 
 
 def _gap_row(results: Results, pair: Pair, system: str, benchmark: str) -> Row:
-    _, record = compare.record_of(results, pair, system, benchmark)
-    row: Row = {"pair": pair.name, "system": system, "benchmark": benchmark, "n": record.n}
-    for column, name in (("value", system), ("source", SOURCE), ("target", compare.TARGET)):
-        _, record = compare.record_of(results, pair, name, benchmark)
-        row |= {column: record.value if benchmark == PERPLEXITY else 100 * record.value}
+    items = shared_items(results, pair, (system,), benchmark)
+    row: Row = {"pair": pair.name, "system": system, "benchmark": benchmark, "n": len(items)}
+    for column, name in (("value", system), ("source", SOURCE), ("target", TARGET)):
+        own = limited(record_of(results, pair, name, benchmark)[1], items)
+        row |= {column: own.value if benchmark == PERPLEXITY else 100 * own.value}
     row |= cells("gap_recovered", compare.gap_recovered(results, pair, system, benchmark))
     if benchmark == PERPLEXITY:
         row |= cells("gap_recovered_log", compare.gap_recovered(results, pair, system, benchmark, log=True))

@@ -1,0 +1,59 @@
+"""How long a mapper takes for 1,024 tokens: real keys and values of a source, one span, a few trials.
+
+The source's prefill is not in the time, nor is anything the target does. Does not know which mapper it is.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvferry.kv.cache import LayerKV
+from kvferry.kv.handoff import Translator
+from kvferry.kv.prefill import SourcePrefill, Span, Text
+from kvferry.kv.rope import Rotation, rotation
+from kvferry.records import Item
+
+METRIC = "ms_per_1024_tokens"
+TOKENS, WARM_UP, TRIALS = 1024, 1, 3
+
+
+@dataclass(frozen=True)
+class Load:
+    """What `translate` is given: the source's keys and values of one row of tokens, and both rotations of its positions."""
+
+    layers: list[LayerKV]
+    source: Rotation
+    target: Rotation
+
+
+def make_load(source: PreTrainedModel, target: PreTrainedModel, chunks: Tensor) -> Load:
+    """The first 1,024 tokens of the chunks `[count, length]`, as one text; again from the first where there are fewer."""
+    few = chunks.flatten()[:TOKENS]
+    ids = few.repeat(-(-TOKENS // len(few)))[None, :TOKENS].to(source.device)
+    span = Span(ids, torch.ones_like(ids))
+    layers, _ = SourcePrefill(source).extend([Text()], span)
+    positions = span.positions(torch.zeros(1, dtype=torch.long, device=ids.device))
+    return Load(layers, rotation(source, positions), rotation(target, positions))
+
+
+@torch.inference_mode()
+def time_translation(mapper: Translator, load: Load) -> list[Item]:
+    """An item a trial, its time in milliseconds; one run before them does not count."""
+    times = []
+    for _ in range(WARM_UP + TRIALS):
+        begin = _now(load)
+        mapper.translate(load.layers, load.source, load.target)
+        times.append(1000 * (_now(load) - begin))
+    return [Item(f"trial-{number}", milliseconds) for number, milliseconds in enumerate(times[WARM_UP:])]
+
+
+def _now(load: Load) -> float:
+    """Seconds of a monotonic clock, when the device has done all it was given."""
+    if load.source.cos.device.type == "cuda":
+        torch.cuda.synchronize(load.source.cos.device)
+    return time.perf_counter()

@@ -1,0 +1,120 @@
+"""Mapper artifacts of a pair: fits the recipes that share rows together and writes each with both its R² and its origin.
+
+Decides which way the rows are summed. Does not know which job asks for which recipes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvferry.config import Geometry
+from kvferry.files import fingerprint
+from kvferry.fit.budget import MB, choose
+from kvferry.fit.mlp import fit_mlp
+from kvferry.fit.pair import PairMoments
+from kvferry.fit.quality import applied_r2
+from kvferry.fit.ridge import SAME_HEAD, Fit, fit_ridge
+from kvferry.fit.rows import check_match
+from kvferry.fit.selection import top_layers
+from kvferry.fit.systems import CutSystems, SummedSystems, Systems
+from kvferry.fit.weights import RowRule
+from kvferry.kv.mapper import COUPLED, save_mapper
+
+Recipe = dict[str, Any]
+MLP = "mlp"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a job fits on: both dumps, the pair's ranking of source layers, and the moments if they are of these rows.
+
+    memory_mb: for moments and their solution; device: of the products and solves.
+    """
+
+    source: Path
+    target: Path
+    ranking: list[list[int]]
+    moments: PairMoments | None
+    memory_mb: int
+    device: str = "cpu"
+
+    def geometry(self, role: str) -> Geometry:
+        """Geometry of the source or the target."""
+        return Geometry(**check_match(self.source, self.target)[role]["geometry"])
+
+
+def fit_artifacts(rows: Calibration, recipes: dict[str, Recipe], directories: dict[str, Path]) -> None:
+    """Fit recipes that are fitted on the same rows, by name, and write each to its directory.
+
+    Raises:
+        KvferryError: a fit has no solution, the memory is too small, or the dumps do not match.
+    """
+    for fits, count in _fitted(rows, recipes, directories):
+        held_out, held_rows = applied_r2({name: fit.mapper for name, fit in fits.items()}, rows.source, rows.target)
+        for name, fit in fits.items():
+            r2 = {"in_sample": fit.r2, "held_out": held_out[name]}
+            manifest = _manifest(rows, recipes[name], fit, r2) | {"rows": count, "held_out_rows": held_rows}
+            save_mapper(fit.mapper, manifest, directories[name])
+            shutil.rmtree(checkpoint_of(directories[name]), ignore_errors=True)
+
+
+def _fitted(
+    rows: Calibration, recipes: dict[str, Recipe], directories: dict[str, Path]
+) -> Iterator[tuple[dict[str, Fit], int]]:
+    """Fits of recipes that weigh rows alike, and the number of rows."""
+    for name in (name for name, recipe in recipes.items() if recipe["method"] == MLP):
+        yield _fitted_mlp(rows, recipes[name], name, directories[name])
+    linear = {name: recipe for name, recipe in recipes.items() if recipe["method"] != MLP}
+    for rule in dict.fromkeys(RowRule.of(recipe) for recipe in linear.values()):
+        own = {name: recipe for name, recipe in linear.items() if RowRule.of(recipe) == rule}
+        systems = _systems(rows, own, rule)
+        yield fit_ridge(systems, rows.ranking, own), systems.rows
+
+
+def _fitted_mlp(rows: Calibration, recipe: Recipe, name: str, directory: Path) -> tuple[dict[str, Fit], int]:
+    """An MLP; its in-sample R² is that of the map applied to the rows it was trained on."""
+    selected = top_layers(rows.ranking, recipe["k"])
+    mapper = fit_mlp(rows.source, rows.target, selected, recipe, checkpoint_of(directory), rows.memory_mb, rows.device)
+    scores, count = applied_r2({name: mapper}, rows.source, rows.target, recipe["sequences"])
+    return {name: Fit(mapper, scores[name])}, count
+
+
+def checkpoint_of(directory: Path) -> Path:
+    """Where an MLP keeps the layers that are finished, until its artifact is there."""
+    return directory.with_name(f".{directory.name}.checkpoint")
+
+
+def _systems(rows: Calibration, recipes: dict[str, Recipe], rule: RowRule) -> Systems:
+    """Cut from the moments of the pair if those are of these rows, else summed in as few passes as the memory allows."""
+    if rows.moments is not None and rows.moments.full:
+        return CutSystems(rows.moments, rule)
+    source, target = rows.geometry("source"), rows.geometry("target")
+    most = max(source.layers if recipe["k"] == "all" else recipe["k"] for recipe in recipes.values())
+    sequences = next(iter(recipes.values()))["sequences"]
+    tokens = sequences * check_match(rows.source, rows.target)["source"]["calibration"]["length"]
+    way = choose(source, target, most, tokens, rows.memory_mb * MB, per_layer_only=True)
+    layers = list(range(target.layers))
+    groups = [layers[start : start + way.layers_a_pass] for start in range(0, len(layers), way.layers_a_pass)]
+    ranked = [sorted(ranking) if most == source.layers else ranking[:most] for ranking in rows.ranking]
+    coupled = next(iter(recipes.values()))["rope"] == COUPLED
+    return SummedSystems(rows.source, rows.target, sequences, rule, ranked, groups, coupled, rows.device)
+
+
+def _manifest(rows: Calibration, recipe: Recipe, fit: Fit, r2: dict[str, Any]) -> dict[str, Any]:
+    """What the manifest says beside what the artifact itself adds."""
+    indices = check_match(rows.source, rows.target)
+    source = indices["source"]["geometry"]
+    heads = 1 if recipe["support"] == SAME_HEAD else source["kv_heads"]
+    return {
+        "recipe": recipe,
+        "source": indices["source"]["identity"],
+        "target": indices["target"]["identity"],
+        "calibration": indices["source"]["calibration"],
+        "calibration_sha256": fingerprint([index["shards"] for index in indices.values()]),
+        "features": len(fit.mapper.selected[0]) * heads * source["head_dim"],
+        "r2": r2,
+    }

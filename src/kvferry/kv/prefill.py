@@ -1,0 +1,154 @@
+"""Prefill: what a model has read of each prompt, and a memory of it that the systems of a job share.
+
+What was read is kept row by row and never changed: a longer prompt is a new `Text` that holds the shorter one's parts. So a
+row is found again whatever stood beside it in its batch. A row's keys and values of one span are one tensor, called a part:
+`[layers, 2, kv_heads, tokens, head_dim]`. Does not know mapping, targets or benchmarks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvferry.kv.cache import LayerKV, cache_layers, forward, make_cache
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Span:
+    """New tokens of each row, right-padded: ids and mask `[batch, tokens]`."""
+
+    ids: Tensor
+    mask: Tensor
+
+    @staticmethod
+    def of(rows: Sequence[Sequence[int]], device: torch.device) -> Span:
+        """Pad token lists to one length; the padding token is 0 and masked."""
+        width = max(map(len, rows))
+        ids = [[*row, *[0] * (width - len(row))] for row in rows]
+        mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
+        return Span(torch.tensor(ids, device=device).long(), torch.tensor(mask, device=device).long())
+
+    def rows(self) -> list[Tokens]:
+        """The tokens of each row, without padding."""
+        lengths = self.mask.sum(1).tolist()
+        return [tuple(row[:length]) for row, length in zip(self.ids.tolist(), lengths, strict=True)]
+
+    def positions(self, lengths: Tensor) -> Tensor:
+        """Rotary positions `[batch, tokens]` of the span's tokens after `lengths [batch]` earlier ones."""
+        return lengths[:, None] + (self.mask.cumsum(1) - 1).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class Text:
+    """What a model has read of one prompt: all tokens, and a part for each span of them."""
+
+    tokens: Tokens = ()
+    parts: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class Key:
+    """What decides a part: the model, all tokens up to the span's end, and the position where the span begins."""
+
+    model: PreTrainedModel
+    tokens: Tokens
+    start: int
+
+
+class Memory:
+    """Parts by what decides them, of `budget` bytes at most; what does not fit is not kept, so it is read again."""
+
+    def __init__(self, budget: int = 0) -> None:
+        self.budget, self.used = budget, 0
+        self._parts: dict[Key, Tensor] = {}
+
+    def find(self, key: Key) -> Tensor | None:
+        """The part, if it is kept. It must not be changed."""
+        return self._parts.get(key)
+
+    def keep(self, key: Key, part: Tensor) -> None:
+        """Keep a part, which must be no view of something larger, if there is room."""
+        if key not in self._parts and self.used + part.nbytes <= self.budget:
+            self._parts[key] = part
+            self.used += part.nbytes
+
+    def clear(self) -> None:
+        """Forget everything: what comes next has other prompts."""
+        self._parts.clear()
+        self.used = 0
+
+
+@dataclass(frozen=True)
+class SourcePrefill:
+    """A model that reads spans, but for those that are in the memory."""
+
+    model: PreTrainedModel
+    memory: Memory = field(default_factory=Memory)
+
+    @torch.inference_mode()
+    def extend(self, texts: Sequence[Text], span: Span) -> tuple[list[LayerKV], tuple[Text, ...]]:
+        """Read a span after the texts, a row each.
+
+        Returns keys and values `[batch, kv_heads, tokens, head_dim]` of every layer for the span's slots (0 where there is
+        padding), and the longer texts.
+        """
+        rows = span.rows()
+        keys = [Key(self.model, text.tokens + row, len(text.tokens)) for text, row in zip(texts, rows, strict=True)]
+        parts = {key: part for key in keys if (part := self.memory.find(key)) is not None}
+        unread = {key: text for key, text, row in zip(keys, texts, rows, strict=True) if row and key not in parts}
+        if unread:
+            parts |= self._read(unread)
+        grown = [
+            Text(key.tokens, (*text.parts, parts[key])) if row else text
+            for key, text, row in zip(keys, texts, rows, strict=True)
+        ]
+        own = [text.parts[-1] if row else None for text, row in zip(grown, rows, strict=True)]
+        return _batched(own, span.ids.shape[1]), tuple(grown)
+
+    def _read(self, unread: dict[Key, Text]) -> dict[Key, Tensor]:
+        """The model reads the ends of these texts, in one batch; the memory keeps what it has room for."""
+        lengths = torch.tensor([key.start for key in unread], device=self.model.device)
+        earlier = int(lengths.max())
+        span = Span.of([key.tokens[key.start :] for key in unread], self.model.device)
+        cache = make_cache(_earlier(list(unread.values()), earlier), self.model)
+        read = (torch.arange(earlier, device=lengths.device) < lengths[:, None]).long()
+        forward(self.model, span.ids, cache, torch.cat((read, span.mask), dim=1), span.positions(lengths))
+        return keep_rows(self.memory, list(unread), cache_layers(cache, earlier))
+
+
+def keep_rows(memory: Memory, keys: Sequence[Key], layers: list[LayerKV]) -> dict[Key, Tensor]:
+    """Cut a span's keys and values, as `SourcePrefill.extend` returns them, into the parts of the rows; the memory keeps some."""
+    parts = {}
+    for row, key in enumerate(keys):
+        tokens = len(key.tokens) - key.start
+        flat = torch.stack([kind[row, :, :tokens] for layer in layers for kind in layer])
+        parts[key] = flat.unflatten(0, (len(layers), 2))
+        memory.keep(key, parts[key])
+    return parts
+
+
+def _earlier(texts: list[Text], width: int) -> list[LayerKV]:
+    """Everything that the texts hold, padded to `width` tokens; no layers where that is nothing."""
+    if not width:
+        return []
+    return _batched([torch.cat(text.parts, dim=3) if text.parts else None for text in texts], width)
+
+
+def _batched(parts: Sequence[Tensor | None], width: int) -> list[LayerKV]:
+    """Parts, padded with zeros to `width` tokens, as the layers of one batch; None is a row of padding.
+
+    In memory they lie token by token, which is how a mapper wants them.
+    """
+    like = next(part for part in parts if part is not None)
+    layers, kinds, heads, _, dim = like.shape
+    batch = like.new_zeros(layers, kinds, len(parts), width, heads, dim).transpose(3, 4)
+    for row, part in enumerate(parts):
+        if part is not None:
+            batch[:, :, row, :, : part.shape[3]] = part
+    return [(layer[0], layer[1]) for layer in batch]

@@ -1,0 +1,338 @@
+"""What a run will need, before it is run: rows, disk, memory, arithmetic and mapper sizes of every pair of a config.
+
+`python -m kvferry.planner [CONFIG] [--paper]` prints it; `--paper` does so for the paper's pairs with its own k and calibration,
+beside the sizes that it prints (Table 12). From geometries alone: loads no model, and does not know how long a machine takes
+for the arithmetic. Each recipe is planned as if it were fitted alone; the run itself sums moments once for its largest k.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvferry.config import Geometry, Project, load_project, read_yaml
+from kvferry.errors import KvferryError
+from kvferry.fit.budget import MB, Choice, Sums, choose
+from kvferry.report.paper import Paper
+from kvferry.work import calibration_on, variants_of
+
+GIB, TERA, GIGA = 2**30, 1e12, 1e9
+SIZE_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
+KINDS = 2
+PAPER_CALIBRATION = {"sequences": 500, "held_out": 0, "length": 1024, "stride": 4}
+PAPER_COMPUTE = {"dtype": "bfloat16"}
+PAPER_RECIPE = {
+    "method": "ridge",
+    "support": "all_heads",
+    "row_weights": "uniform",
+    "sequences": PAPER_CALIBRATION["sequences"],
+    "native_head": 0,
+    "head_rows": "kept",
+    "dtype": "float32",
+}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be planned: a recipe on a pair, on sequences of a calibration, within `budget_bytes` for the moments."""
+
+    pair: str
+    paper: str | None
+    variant: str
+    source: Geometry
+    target: Geometry
+    recipe: dict[str, Any]
+    calibration: dict[str, Any]
+    dtype: str
+    budget_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one recipe needs on one pair.
+
+    features: of one target head (p). *_dump_bytes: keys and values of the kept rows, held-out ones too. moments: how they are
+    summed for all heads, or None where the budget is too small, and `note` says so. *_flops: floating-point operations;
+    apply_flops a token. storage_bytes: of the weights in the recipe's dtype, biases aside like `parameters`. paper_*: of the
+    same pair and k in the paper.
+    """
+
+    pair: str
+    variant: str
+    k: int
+    source_layers: int
+    rows: int
+    features: int
+    source_dump_bytes: int
+    target_dump_bytes: int
+    moments: Choice | None
+    moments_flops: int | None
+    solve_flops: int
+    apply_flops: int
+    parameters: int
+    storage_bytes: int
+    paper_parameters: float | None = None
+    paper_storage_gib: float | None = None
+    note: str | None = None
+
+    @property
+    def p_over_n(self) -> float:
+        """Features a row: about the in-sample R² of pure noise."""
+        return self.features / self.rows
+
+
+class Unplanned(NamedTuple):
+    """A recipe on a pair that cannot be planned, and why."""
+
+    pair: str
+    variant: str
+    reason: str
+
+
+Outcome = Plan | Unplanned
+
+
+def plan_config(project: Project) -> list[Outcome]:
+    """For every pair of the config: the headline, and the closed-form recipe that reads most source layers."""
+    return [
+        _outcome(project, pair, name, project.variant(name), calibration_on(project, project.variant(name)["corpus"]))
+        for pair in project.config["pairs"]
+        for name in _planned(project, pair)
+    ]
+
+
+def plan_paper(project: Project) -> list[Outcome]:
+    """The paper's pairs as it ran them: its k, its calibration, bfloat16 dumps and float32 mappers."""
+    names = {entry["paper"]: name for name, entry in project.pairs.items()}
+    table = Paper().table("table10")
+    project = replace(project, config=project.config | {"compute": PAPER_COMPUTE})
+    return [
+        _outcome(project, names[pair], "paper", {**PAPER_RECIPE, "k": int(k)}, PAPER_CALIBRATION)
+        for pair, k in table["k"].items()
+        if pair in names
+    ]
+
+
+def _planned(project: Project, pair: str) -> list[str]:
+    """The headline, and of the pair's other recipes the one with the largest k."""
+    source = project.geometry(project.pair(pair)["source"])
+    names = variants_of(project, pair)
+    closed = [name for name in names if project.variant(name)["method"] != "mlp"]
+    largest = max(closed, key=lambda name: _layers_read(project.variant(name), source), default=names[0])
+    return list(dict.fromkeys([project.config["headline"], largest]))
+
+
+def _layers_read(recipe: dict[str, Any], source: Geometry | None) -> float:
+    """k as a number; "all" is more than any number where the source's layers are not known."""
+    if recipe["k"] != "all":
+        return int(recipe["k"])
+    return source.layers if source else math.inf
+
+
+def _outcome(project: Project, pair: str, variant: str, recipe: dict[str, Any], calibration: dict[str, Any]) -> Outcome:
+    entry = project.pair(pair)
+    geometries = [project.geometry(entry[role]) for role in ("source", "target")]
+    unknown = [entry[role] for role, known in zip(("source", "target"), geometries, strict=True) if known is None]
+    if unknown:
+        what = f"the geometry of {' and '.join(dict.fromkeys(unknown))} is not known"
+        return Unplanned(
+            pair, variant, f"{what}; add `geometry` to its entry in {project.config['registries']['models']}"
+        )
+    if recipe["method"] == "mlp":
+        return Unplanned(pair, variant, "method mlp is trained, not solved; only closed-form recipes are planned")
+    dtype, budget = project.config["compute"]["dtype"], project.config["fit"]["memory_mb"] * MB
+    return plan(Wish(pair, entry["paper"], variant, *geometries, recipe, calibration, dtype, budget))
+
+
+def plan(wish: Wish) -> Plan:
+    """Work out what one recipe needs."""
+    source, target, recipe = wish.source, wish.target, wish.recipe
+    k = int(_layers_read(recipe, source))
+    local = recipe["support"] == "same_head"
+    features = k * source.head_dim * (1 if local else source.kv_heads)
+    parameters = KINDS * target.layers * target.kv_heads * features * target.head_dim
+    rows = recipe["sequences"] * _kept_positions(wish.calibration, _left_out(recipe))
+    dumped = _dump_rows(wish.calibration)
+    moments, flops, note = _moments(wish, k, rows)
+    return Plan(
+        pair=wish.pair,
+        variant=wish.variant,
+        k=k,
+        source_layers=source.layers,
+        rows=rows,
+        features=features,
+        source_dump_bytes=dumped * _token_bytes(source, wish.dtype),
+        target_dump_bytes=dumped * _token_bytes(target, wish.dtype),
+        moments=moments,
+        moments_flops=flops,
+        solve_flops=_solve_flops(target, features, target.kv_heads if local else 1),
+        apply_flops=2 * parameters,
+        parameters=parameters,
+        storage_bytes=parameters * SIZE_OF[recipe["dtype"]],
+        note=note,
+        **_paper_size(None if local else wish.paper, k),
+    )
+
+
+def _left_out(recipe: dict[str, Any]) -> int:
+    """First positions of a sequence that the fit leaves out."""
+    return recipe["native_head"] if recipe["head_rows"] == "left_out" else 0
+
+
+def _kept_positions(calibration: dict[str, Any], first: int = 0) -> int:
+    """Rows of one sequence: every stride-th position, from position `first` on."""
+    return sum(position >= first for position in range(0, calibration["length"], calibration["stride"]))
+
+
+def _dump_rows(calibration: dict[str, Any]) -> int:
+    """Rows of a dump, those of the fit and the held-out ones."""
+    return (calibration["sequences"] + calibration["held_out"]) * _kept_positions(calibration)
+
+
+def _token_bytes(geometry: Geometry, dtype: str) -> int:
+    """Bytes of a token's keys and values in all layers."""
+    return KINDS * geometry.layers * geometry.kv_heads * geometry.head_dim * SIZE_OF[dtype]
+
+
+def _moments(wish: Wish, k: int, rows: int) -> tuple[Choice | None, int | None, str | None]:
+    """How the moments are summed, their operations, and what is to be said where the budget is too small."""
+    weighed = wish.recipe["row_weights"] == "attention"
+    try:
+        choice = choose(wish.source, wish.target, k, rows, wish.budget_bytes, per_layer_only=weighed)
+    except KvferryError as error:
+        return None, None, str(error)
+    return choice, Sums(wish.source, wish.target, k, rows).flops(choice.way), None
+
+
+def _solve_flops(target: Geometry, features: int, systems: int) -> int:
+    """Operations of all solutions: p³/3 a Cholesky factor, 2·p² an output for its two triangular systems.
+
+    systems: of a target layer and kind, which share the layer's outputs.
+    """
+    outputs = target.kv_heads * target.head_dim // systems
+    return KINDS * target.layers * systems * (features**3 // 3 + 2 * features**2 * outputs)
+
+
+def _paper_size(pair: str | None, k: int) -> dict[str, float | None]:
+    """What the paper prints of the size of a mapper, if it has this pair with this k."""
+    paper = Paper()
+    if pair is None or paper.value("table12", pair, "k") != k:
+        return {}
+    columns = {"paper_parameters": "parameters", "paper_storage_gib": "storage_gb"}
+    return {name: paper.value("table12", pair, column) for name, column in columns.items()}
+
+
+def written(outcomes: Sequence[Outcome]) -> str:
+    """The plans as text: tables of rows and disk, of the fit, of the mappers, then what could not be planned."""
+    plans = [outcome for outcome in outcomes if isinstance(outcome, Plan)]
+    notes = [f"{plan.pair}, {plan.variant}: {plan.note}" for plan in plans if plan.note]
+    notes += [f"{o.pair}, {o.variant}: not planned: {o.reason}" for o in outcomes if isinstance(o, Unplanned)]
+    tables = [_disk_table(plans), _fit_table(plans), _mapper_table(plans)] if plans else []
+    return "\n\n".join([*tables, *(["\n".join(notes)] if notes else [])])
+
+
+def _disk_table(plans: Sequence[Plan]) -> str:
+    head = [["pair", "recipe", "source dump", "target dump"], ["", "", "GiB", "GiB"]]
+    rows = [
+        [plan.pair, plan.variant, _figure(plan.source_dump_bytes, GIB), _figure(plan.target_dump_bytes, GIB)]
+        for plan in plans
+    ]
+    return _aligned("Disk: keys and values of the calibration rows, held-out ones too", head, rows)
+
+
+def _fit_table(plans: Sequence[Plan]) -> str:
+    head = [
+        ["pair", "recipe", "k", "rows n", "features p", "p/n", "sums", "passes", "memory", "moments", "solutions"],
+        ["", "", "", "", "", "", "", "", "GiB", "TFLOP", "TFLOP"],
+    ]
+    rows = [
+        [
+            plan.pair,
+            plan.variant,
+            _k(plan),
+            f"{plan.rows:,}",
+            f"{plan.features:,}",
+            f"{plan.p_over_n:.3f}",
+            *_sums(plan),
+        ]
+        for plan in plans
+    ]
+    return _aligned(
+        "Fit: moments summed full (one Gram of all source layers) or per layer (one a target layer)", head, rows
+    )
+
+
+def _k(plan: Plan) -> str:
+    return f"all ({plan.k})" if plan.k == plan.source_layers else str(plan.k)
+
+
+def _sums(plan: Plan) -> list[str]:
+    """Cells: way, passes, memory, arithmetic of the moments and of the solutions."""
+    solutions = _figure(plan.solve_flops, TERA)
+    if plan.moments is None or plan.moments_flops is None:
+        return ["too little memory", "–", "–", "–", solutions]
+    way, passes = plan.moments.way.replace("_", " "), str(plan.moments.passes)
+    return [way, passes, _figure(plan.moments.bytes, GIB), _figure(plan.moments_flops, TERA), solutions]
+
+
+def _mapper_table(plans: Sequence[Plan]) -> str:
+    head = [
+        ["pair", "recipe", "parameters", "paper", "storage", "paper", "apply"],
+        ["", "", "10⁹", "10⁹", "GiB", "GiB", "GFLOP/token"],
+    ]
+    rows = [
+        [
+            plan.pair,
+            plan.variant,
+            _figure(plan.parameters, GIGA),
+            _figure(plan.paper_parameters, GIGA),
+            _figure(plan.storage_bytes, GIB),
+            "–" if plan.paper_storage_gib is None else f"{plan.paper_storage_gib:.0f}",
+            _figure(plan.apply_flops, GIGA),
+        ]
+        for plan in plans
+    ]
+    return _aligned("Mapper, biases aside", head, rows)
+
+
+def _figure(value: float | None, unit: float) -> str:
+    """A positive value in its unit, to three significant digits and without an exponent."""
+    if value is None:
+        return "–"
+    return f"{value / unit:,.{max(0, 2 - math.floor(math.log10(value / unit)))}f}"
+
+
+def _aligned(title: str, head: list[list[str]], rows: list[list[str]]) -> str:
+    """A title and columns: the first two, which are names, to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*head, *rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if index < 2 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in (*head, *rows)
+    ]
+    return "\n".join([title, *lines])
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the plan of a config; what is wrong is said in one sentence, with exit status 1."""
+    parser = argparse.ArgumentParser(prog="python -m kvferry.planner", description="What a run will need.")
+    parser.add_argument("config", nargs="?", help="default: config/config.yaml, or config/paper.yaml with --paper")
+    parser.add_argument("--paper", action="store_true", help="the paper's pairs, with its own k and calibration")
+    given = parser.parse_args(arguments)
+    name = given.config or ("config/paper.yaml" if given.paper else "config/config.yaml")
+    try:
+        project = load_project(read_yaml(Path(name)), name, Path("workflow/schemas"))
+        print(written(plan_paper(project) if given.paper else plan_config(project)))
+    except KvferryError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

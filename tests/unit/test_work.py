@@ -1,0 +1,96 @@
+"""Jobs of a run: each variant of a pair is fitted once and answered once, on everything that is asked of it."""
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from kvferry import work
+from kvferry.config import load_project, read_yaml
+
+ROOT = Path(__file__).parents[2]
+BASE = {"method": "ridge", "lambda": 0.01}
+
+
+def project(**changes):
+    config = copy.deepcopy(read_yaml(ROOT / "config/ci.yaml")) | changes
+    return load_project(config, "ci.yaml", ROOT / "workflow/schemas", ROOT)
+
+
+@pytest.fixture(scope="module", params=["config", "ci", "small", "paper"])
+def shipped(request):
+    name = f"config/{request.param}.yaml"
+    return load_project(read_yaml(ROOT / name), name, ROOT / "workflow/schemas", ROOT)
+
+
+def test_every_variant_of_a_pair_is_fitted_once_and_answered_once(shipped):
+    for pair in shipped.config["pairs"]:
+        variants = sorted(work.variants_of(shipped, pair))
+        fitted = [name for names in work.fit_jobs(shipped, pair).values() for name in names]
+        answered = [name for systems in work.evaluation_jobs(shipped, pair).values() for name in systems]
+        assert sorted(fitted) == variants
+        assert sorted(answered) == sorted([*variants, "zero_cache"])
+
+
+def test_recipes_of_a_fit_job_share_corpus_sequences_and_rows(shipped):
+    for pair in shipped.config["pairs"]:
+        for names in work.fit_jobs(shipped, pair).values():
+            recipes = [shipped.variant(name) for name in names]
+            keys = {(r["corpus"], r["sequences"], r["rope"] == "coupled", r["method"] == "mlp") for r in recipes}
+            assert len(keys) == 1
+            assert len({recipe["row_weights"] == "attention" for recipe in recipes}) == 1
+
+
+def test_a_variant_of_two_sweeps_answers_the_union_with_the_larger_limit():
+    sweeps = {
+        "k": {"base": BASE, "over": {"k": [1]}, "benchmarks": {"hellaswag": {"limit": 2}, "mmlu": {"limit": 1}}},
+        "improved": {"base": BASE, "over": {"k": [1]}, "benchmarks": {"hellaswag": {"limit": 4}}},
+    }
+    jobs = work.evaluation_jobs(project(sweeps=sweeps), "24l-to-30l")
+    assert jobs["k"] == {"k-k1": {"hellaswag": 4, "mmlu": 1}}
+    assert "improved" not in jobs
+
+
+def test_the_headline_answers_all_benchmarks_and_in_full_where_asked():
+    evaluation = {"full": True, "benchmarks": {"arc_challenge": {"limit": 8}, "hellaswag": {"limit": 2}, "mmlu": {}}}
+    jobs = work.evaluation_jobs(project(evaluation=evaluation), "24l-to-30l")
+    assert jobs["headline"] == {"ridge_k4": dict.fromkeys(["arc_challenge", "hellaswag", "mmlu"]), "zero_cache": {}}
+
+
+def test_every_system_is_measured_and_only_mappers_are_timed():
+    assert "apply_time" in work.measured("ridge_k4", ["mmlu"])
+    assert work.measured("zero_cache", []) == ["prefix_perplexity", "next_token_kl", "top1_agreement"]
+
+
+def test_a_further_corpus_is_dumped_as_long_as_its_largest_fit():
+    run = project()
+    assert work.corpora_of(run, "24l-to-30l") == ["qasper", "wikipedia"]
+    assert work.calibration_on(run, "wikipedia") == run.config["calibration"] | {"corpus": "wikipedia", "sequences": 4}
+    assert work.calibration_on(run, "qasper") == run.config["calibration"]
+
+
+def test_only_targets_of_fits_that_weigh_attention_are_dumped_with_it():
+    run = project()
+    assert work.weighs_attention(run, "smollm2-135m", "qasper")
+    assert not work.weighs_attention(run, "smollm2-24l", "qasper")
+    assert not work.weighs_attention(run, "smollm2-135m", "wikipedia")
+
+
+def test_early_rows_reach_as_far_as_any_recipe():
+    assert work.early_positions(project(sweeps={})) == 0
+    sink = {**BASE, "k": 1, "row_weights": "sink", "sink_positions": 3}
+    out = {**BASE, "k": 1, "native_head": 7, "head_rows": "left_out"}
+    variants = project().config["variants"] | {"a": sink, "b": out}
+    assert work.early_positions(project(sweeps={}, variants={"ridge_k4": {**BASE, "k": 4}, "a": sink})) == 3
+    assert (
+        work.early_positions(project(sweeps={}, variants={name: variants[name] for name in ("ridge_k4", "a", "b")}))
+        == 7
+    )
+
+
+def test_moments_are_summed_for_the_largest_k_unless_more_is_wanted():
+    variants = {"ridge_k4": {**BASE, "k": 4}, "k1": {**BASE, "k": 1}}
+    without = {key: value for key, value in read_yaml(ROOT / "config/ci.yaml").items() if key != "greedy"}
+    plain = load_project(without | {"variants": variants, "sweeps": {}}, "ci.yaml", ROOT / "workflow/schemas", ROOT)
+    assert work.moments_of(plain, "24l-to-30l")["k"] == 4
+    assert work.moments_of(project(variants=variants, sweeps={}), "24l-to-30l")["k"] == "all"
