@@ -2,12 +2,13 @@
 PYTHON ?= python3
 CORES ?= 2
 MEMORY_MB ?= 7000
+GPUS ?= 1
 CONFIG ?= config/config.yaml
 BIN := .venv/bin
 READY := .venv/.ready
 # One run at a time, with a lock that goes with the process, however it ends; Snakemake's own would outlive a kill.
 SNAKEMAKE = $(BIN)/python -m kvferry.alone .snakemake.lock $(BIN)/snakemake --nolock \
-	--cores $(CORES) --resources mem_mb=$(MEMORY_MB) --configfile $(CONFIG)
+	--cores $(CORES) --resources mem_mb=$(MEMORY_MB) gpu=$(GPUS) --configfile $(CONFIG)
 
 .PHONY: demo test lint setup report plan bench clean
 

@@ -125,7 +125,9 @@ def arithmetic(count: int, rate: float, clock: Clock) -> None:
     whole = Run.of(lambda: fit_whole(rows, ranking), clock)
     against_scikit_learn(parts, apart, whole, clock)
     where_time_goes(count, apart, whole, rate)
-    sweep(few_layers(whole.result), ranking, clock)
+    solved = sweep(few_layers(whole.result), ranking, clock)
+    products = whole.steps["products"] / (TARGET["layers"] * len(KINDS))
+    sweep_by_scikit_learn(rows["k"], ranking[0], solved / (FEW["layers"] * len(KINDS)) + products, clock)
 
 
 def random_rows(count: int) -> Part:
@@ -245,8 +247,11 @@ def few_layers(moments: PairMoments) -> PairMoments:
     return PairMoments(SOURCE, FEW, moments.rows, full, None)
 
 
-def sweep(moments: PairMoments, ranking: list[list[int]], clock: Clock) -> None:
-    """Every k of a sweep against its largest alone, from moments: of each step the best of three runs, in turns."""
+def sweep(moments: PairMoments, ranking: list[list[int]], clock: Clock) -> float:
+    """Every k of a sweep against its largest alone, from moments: of each step the best of three runs, in turns.
+
+    Returns seconds of the sweep.
+    """
     systems = CutSystems(moments, RowRule())
     tries = [
         {ks: Run.of(lambda ks=ks: fit_ks(systems, ranking, ks), clock).steps for ks in (SWEEP, SWEEP[-1:])}
@@ -259,6 +264,16 @@ def sweep(moments: PairMoments, ranking: list[list[int]], clock: Clock) -> None:
         name = "k = " + ", ".join(map(str, ks))
         line(name, *(f"{taken[step]:.2f}" for step in steps), f"{sum(taken.values()):.2f}")
     line("ratio", *[""] * len(steps), f"{sum(runs[SWEEP].values()) / sum(runs[SWEEP[-1:]].values()):.2f}")
+    return sum(runs[SWEEP].values())
+
+
+def sweep_by_scikit_learn(rows: Part, ranked: list[int], ours: float, clock: Clock) -> None:
+    """The same sweep by scikit-learn, a Ridge for each head and k, for the keys of one target layer."""
+    parts = (part_of(*rows, 0, ranked[:k]) for k in SWEEP)
+    theirs = Run.of(lambda: fit_by_scikit_learn((x.numpy(), y.numpy()) for x, y in parts), clock)
+    seconds = theirs.cpu if clock is time.process_time else theirs.wall
+    title("that sweep for a layer's keys, from rows", "this package s", "scikit-learn s", "ratio")
+    line("products are shared by all target layers", f"{ours:.2f}", f"{seconds:.2f}", f"{seconds / ours:.1f}")
 
 
 def memory(count: int, threads: int) -> None:

@@ -1,7 +1,7 @@
 """What a run has to fit and to answer, cut into jobs that share work. Knows the checked config; reads and computes nothing.
 
-Variants that are fitted on the same rows share a fit job; those of a sweep share an evaluation job, and with it each prefill
-of the source.
+Variants that are fitted on the same rows share a fit job. Systems of a pair share evaluation jobs, and with them each prefill of
+the source and the target's own reading; a job has only so many that several cores get some.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from kvferry.records import APPLY_TIME, NEXT_TOKEN_KL, PERPLEXITY, TOP1_AGREEMEN
 if TYPE_CHECKING:
     from kvferry.config import Project
 
-HEADLINE = "headline"
 MEASURES = (PERPLEXITY, NEXT_TOKEN_KL, TOP1_AGREEMENT)
 
 Limits = dict[str, int | None]
@@ -39,9 +38,8 @@ def fit_jobs(project: Project, pair: str) -> dict[str, list[str]]:
 
 
 def rows_of(recipe: dict[str, Any]) -> str:
-    """The name of the rows that a recipe is fitted on; weights by position can be changed without another pass over them."""
+    """The name of the rows that a recipe is fitted on; weights by position and RoPE take no further pass over them."""
     parts = [recipe["corpus"], str(recipe["sequences"])]
-    parts += ["coupled"] if recipe["rope"] == "coupled" else []
     parts += ["attention"] if recipe["row_weights"] == "attention" else []
     return "-".join(parts + (["mlp"] if recipe["method"] == "mlp" else []))
 
@@ -68,9 +66,9 @@ def calibration_on(project: Project, corpus: str) -> dict[str, Any]:
     return calibration | {"corpus": corpus, "sequences": most}
 
 
-def early_positions(project: Project) -> int:
+def early_positions(project: Project, pair: str) -> int:
     """First positions of a sequence whose rows are kept apart from the moments, since some recipe weighs or leaves them out."""
-    recipes = project.config["variants"].values()
+    recipes = [project.variant(name) for name in variants_of(project, pair)]
     weighed = [recipe["sink_positions"] for recipe in recipes if recipe["row_weights"] == "sink"]
     dropped = [recipe["native_head"] for recipe in recipes if recipe["head_rows"] == "left_out"]
     return max([0, *weighed, *dropped])
@@ -84,9 +82,10 @@ def moments_of(project: Project, pair: str) -> dict[str, Any]:
     ks = [recipe["k"] for recipe in recipes]
     return {
         "sequences": project.config["calibration"]["sequences"],
-        "early": early_positions(project),
+        "early": early_positions(project, pair),
         "k": "all" if wide or "all" in ks else max(ks, default=1),
         "memory_mb": project.config["fit"]["memory_mb"],
+        "coupled": any(recipe["rope"] == "coupled" for recipe in recipes),
     }
 
 
@@ -101,17 +100,20 @@ def weighs_attention(project: Project, model: str, corpus: str) -> bool:
 
 
 def evaluation_jobs(project: Project, pair: str) -> dict[str, dict[str, Limits]]:
-    """job → system → benchmark → number of items (None: all): the headline and the zeroed cache, then a job a sweep."""
+    """job → system → benchmark → number of items (None: all); the headline on everything, a zeroed cache on no benchmark."""
     evaluation, headline = project.config["evaluation"], project.config["headline"]
     full = {name: None if evaluation["full"] else how["limit"] for name, how in evaluation["benchmarks"].items()}
-    jobs: dict[str, dict[str, Limits]] = {HEADLINE: {headline: full, ZERO_CACHE: {}}}
-    done = {headline}
-    for name, sweep in _sweeps(project, pair).items():
-        own = [variant for variant in sweep["variants"] if variant not in done]
-        done |= set(own)
-        if own:
-            jobs[name] = {variant: limits_of(project, pair, variant) for variant in own}
-    return jobs
+    asked: dict[str, Limits] = {headline: full, ZERO_CACHE: {}}
+    asked |= {name: limits_of(project, pair, name) for name in variants_of(project, pair) if name != headline}
+    return {
+        str(number): dict(part) for number, part in enumerate(_even(list(asked.items()), evaluation["systems_a_job"]))
+    }
+
+
+def _even(things: list[Any], most: int) -> list[list[Any]]:
+    """Lists of nearly the same length, `most` at most, dealt out in turns: neighbours in a sweep cost about the same."""
+    count = -(-len(things) // most)
+    return [things[start::count] for start in range(count)]
 
 
 def limits_of(project: Project, pair: str, variant: str) -> Limits:

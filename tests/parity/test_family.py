@@ -15,10 +15,13 @@ from lm_eval.models.huggingface import HFLM
 from kvferry.evaluate.harness import SystemLM
 from kvferry.evaluate.run import quiet_harness, read_samples
 from kvferry.evaluate.tasks import BENCHMARKS, draw_items, load_tasks
-from kvferry.fit.moments import accumulate
+from kvferry.fit.pair import Extent, accumulate
 from kvferry.fit.probe import probe
-from kvferry.fit.ridge import Penalty, fit_ridge, held_out_r2
-from kvferry.fit.selection import rank_layers, top_layers
+from kvferry.fit.quality import applied_r2
+from kvferry.fit.ridge import fit_ridge
+from kvferry.fit.selection import rank_layers
+from kvferry.fit.systems import CutSystems
+from kvferry.fit.weights import RowRule
 from kvferry.kv.dump import write_dump
 from kvferry.kv.handoff import Handoff, Native
 from kvferry.prepare.calibration import Draw, draw_sequences
@@ -28,6 +31,15 @@ from kvferry.prepare.models import load_model
 ROOT = Path(__file__).parents[2]
 MODEL = "smollm2-135m"
 NEW_TOKENS = 16
+RECIPE = {
+    "k": 3,
+    "lambda": 1e-6,
+    "lambda_scale": "trace",
+    "support": "all_heads",
+    "rope": "stripped",
+    "dtype": "float32",
+}
+MEMORY_MB = 3000
 
 pytestmark = pytest.mark.family
 
@@ -98,14 +110,15 @@ def own_mapper(loaded, prepared, tmp_path_factory):
         for side, count in counts.items()
     }
     write_dump(loaded.model, loaded.card, sequences, {"stride": 1}, directory)
-    moments = accumulate(directory, directory)
-    selected = top_layers(rank_layers(probe(moments)), 3)
-    return fit_ridge(moments, selected, Penalty(1e-6, "trace")), directory
+    # For mappers of all layers, so that moments over all columns are no dearer and systems can be cut from them.
+    moments = accumulate(directory, directory, Extent(counts["fit"], 0, "all", MEMORY_MB))
+    systems = CutSystems(moments, RowRule())
+    return fit_ridge(systems, rank_layers(probe(moments)), {"own": RECIPE})["own"], directory
 
 
 def test_a_model_mapped_to_itself_is_recovered(own_mapper):
     fit, directory = own_mapper
-    held_out, _ = held_out_r2(fit.mapper, directory, directory)
+    held_out = applied_r2({"own": fit.mapper}, directory, directory)[0]["own"]
     assert all(layers[0] == number for number, layers in enumerate(fit.mapper.selected))
     assert min(fit.r2["k"] + fit.r2["v"]) > 0.9999
     assert min(held_out["k"] + held_out["v"]) > 0.9999

@@ -13,6 +13,7 @@ from kvferry.evaluate.native import run_native
 from kvferry.evaluate.pair import Asked, run_pair, together
 from kvferry.evaluate.setting import Contestant, Setting
 from kvferry.evaluate.tasks import Questions
+from kvferry.evaluate.timing import TRIALS
 from kvferry.files import sha256_file
 from kvferry.kv.mapper import Affine, Mapper, save_mapper
 from kvferry.kv.prefill import Memory
@@ -194,7 +195,7 @@ class TestPair:
                 assert (record.source, record.target) == ("small", "large")
                 assert record.settings["native_head"] == HEADS.get(system, 0)
                 assert record.settings["hold_back"] == 2
-                assert record.n == {**LIMITS, APPLY_TIME: 5}.get(name, 5)
+                assert record.n == {**LIMITS, APPLY_TIME: TRIALS}.get(name, 5)
         metrics = {name: record.metric for name, record in found["first"].items()}
         assert metrics == {
             "winogrande": "acc",

@@ -22,10 +22,8 @@ from kvferry.kv.mapper import (
     Mapper,
     Network,
     flatten,
-    inverse,
     load_mapper,
     save_mapper,
-    turned,
 )
 from kvferry.kv.rope import Rotation, rotation
 
@@ -170,19 +168,6 @@ def test_a_head_local_map_reads_no_other_head():
     other = part.clone()
     other[:, 8:] = torch.nan
     torch.testing.assert_close(own.blocks([other])[:, :8], own.blocks([part])[:, :8], **EXACT)
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (2, 7), (7, 3)])
-def test_turning_is_what_rotation_does_and_its_inverse_is_stripping(shape, half_split_model):
-    """For every kind of rotation, partial ones and those with an attention factor too; features need no copy then."""
-    torch.manual_seed(2)
-    batch, tokens = shape
-    table = rotation(half_split_model, torch.randint(0, 200, (batch, tokens))).for_heads()
-    keys = torch.randn(batch, 2, tokens, 8)
-    torch.testing.assert_close(turned(keys, table), table.apply(keys), **CLOSE)
-    torch.testing.assert_close(turned(keys, inverse(table)), table.strip(keys), **CLOSE)
-    torch.testing.assert_close(turned(turned(keys, table), inverse(table)), keys, **CLOSE)
-    assert turned(keys, table).transpose(1, 2).is_contiguous()
 
 
 def test_features_are_heads_side_by_side_and_tokens_below_each_other():

@@ -21,7 +21,7 @@ from small_fits import (
 )
 
 from kvferry.errors import KvferryError
-from kvferry.fit.ridge import Penalty, Solver, fit_ridge, solve
+from kvferry.fit.ridge import Penalty, Solver, fit_ridge
 from kvferry.fit.systems import CutSystems
 from kvferry.fit.weights import RowRule
 from kvferry.kv.mapper import Affine, HeadLocal
@@ -32,6 +32,11 @@ EQUAL = {"layers": 3, "kv_heads": 2, "head_dim": 3}
 KINDS = pytest.mark.parametrize("kind", ["k", "v"])
 SCALES = pytest.mark.parametrize("scale", ["sum", "token", "trace"])
 SUPPORTS = pytest.mark.parametrize("support", ["all_heads", "same_head"])
+
+
+def solve(gram, cross, shift, where):
+    """The solution of one whole system."""
+    return Solver().nested(gram, cross, [len(gram)], shift, where)[len(gram)]
 
 
 def fit_of(rows, ranking=SELECTED, **how):

@@ -9,6 +9,7 @@ from kvferry import work
 from kvferry.config import load_project, read_yaml
 
 ROOT = Path(__file__).parents[2]
+PAIR = "24l-to-30l"
 BASE = {"method": "ridge", "lambda": 0.01}
 
 
@@ -36,7 +37,7 @@ def test_recipes_of_a_fit_job_share_corpus_sequences_and_rows(shipped):
     for pair in shipped.config["pairs"]:
         for names in work.fit_jobs(shipped, pair).values():
             recipes = [shipped.variant(name) for name in names]
-            keys = {(r["corpus"], r["sequences"], r["rope"] == "coupled", r["method"] == "mlp") for r in recipes}
+            keys = {(r["corpus"], r["sequences"], r["method"] == "mlp") for r in recipes}
             assert len(keys) == 1
             assert len({recipe["row_weights"] == "attention" for recipe in recipes}) == 1
 
@@ -46,15 +47,23 @@ def test_a_variant_of_two_sweeps_answers_the_union_with_the_larger_limit():
         "k": {"base": BASE, "over": {"k": [1]}, "benchmarks": {"hellaswag": {"limit": 2}, "mmlu": {"limit": 1}}},
         "improved": {"base": BASE, "over": {"k": [1]}, "benchmarks": {"hellaswag": {"limit": 4}}},
     }
-    jobs = work.evaluation_jobs(project(sweeps=sweeps), "24l-to-30l")
-    assert jobs["k"] == {"k-k1": {"hellaswag": 4, "mmlu": 1}}
-    assert "improved" not in jobs
+    jobs = work.evaluation_jobs(project(sweeps=sweeps), PAIR)
+    assert [job["ridge_k1"] for job in jobs.values() if "ridge_k1" in job] == [{"hellaswag": 4, "mmlu": 1}]
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 100])
+def test_jobs_are_even_and_no_larger_than_asked(most):
+    evaluation = project().config["evaluation"] | {"systems_a_job": most}
+    sizes = [len(job) for job in work.evaluation_jobs(project(evaluation=evaluation), PAIR).values()]
+    assert max(sizes) <= most
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_the_headline_answers_all_benchmarks_and_in_full_where_asked():
     evaluation = {"full": True, "benchmarks": {"arc_challenge": {"limit": 8}, "hellaswag": {"limit": 2}, "mmlu": {}}}
-    jobs = work.evaluation_jobs(project(evaluation=evaluation), "24l-to-30l")
-    assert jobs["headline"] == {"ridge_k4": dict.fromkeys(["arc_challenge", "hellaswag", "mmlu"]), "zero_cache": {}}
+    (job,) = work.evaluation_jobs(project(evaluation=evaluation), PAIR).values()
+    assert job["ridge_k4"] == dict.fromkeys(["arc_challenge", "hellaswag", "mmlu"])
+    assert job["zero_cache"] == {}
 
 
 def test_every_system_is_measured_and_only_mappers_are_timed():
@@ -64,7 +73,7 @@ def test_every_system_is_measured_and_only_mappers_are_timed():
 
 def test_a_further_corpus_is_dumped_as_long_as_its_largest_fit():
     run = project()
-    assert work.corpora_of(run, "24l-to-30l") == ["qasper", "wikipedia"]
+    assert work.corpora_of(run, PAIR) == ["qasper", "wikipedia"]
     assert work.calibration_on(run, "wikipedia") == run.config["calibration"] | {"corpus": "wikipedia", "sequences": 4}
     assert work.calibration_on(run, "qasper") == run.config["calibration"]
 
@@ -77,13 +86,15 @@ def test_only_targets_of_fits_that_weigh_attention_are_dumped_with_it():
 
 
 def test_early_rows_reach_as_far_as_any_recipe():
-    assert work.early_positions(project(sweeps={})) == 0
+    assert work.early_positions(project(sweeps={}), PAIR) == 0
     sink = {**BASE, "k": 1, "row_weights": "sink", "sink_positions": 3}
     out = {**BASE, "k": 1, "native_head": 7, "head_rows": "left_out"}
     variants = project().config["variants"] | {"a": sink, "b": out}
-    assert work.early_positions(project(sweeps={}, variants={"ridge_k4": {**BASE, "k": 4}, "a": sink})) == 3
+    assert work.early_positions(project(sweeps={}, variants={"ridge_k4": {**BASE, "k": 4}, "a": sink}), PAIR) == 3
     assert (
-        work.early_positions(project(sweeps={}, variants={name: variants[name] for name in ("ridge_k4", "a", "b")}))
+        work.early_positions(
+            project(sweeps={}, variants={name: variants[name] for name in ("ridge_k4", "a", "b")}), PAIR
+        )
         == 7
     )
 
@@ -92,5 +103,5 @@ def test_moments_are_summed_for_the_largest_k_unless_more_is_wanted():
     variants = {"ridge_k4": {**BASE, "k": 4}, "k1": {**BASE, "k": 1}}
     without = {key: value for key, value in read_yaml(ROOT / "config/ci.yaml").items() if key != "greedy"}
     plain = load_project(without | {"variants": variants, "sweeps": {}}, "ci.yaml", ROOT / "workflow/schemas", ROOT)
-    assert work.moments_of(plain, "24l-to-30l")["k"] == 4
-    assert work.moments_of(project(variants=variants, sweeps={}), "24l-to-30l")["k"] == "all"
+    assert work.moments_of(plain, PAIR)["k"] == 4
+    assert work.moments_of(project(variants=variants, sweeps={}), PAIR)["k"] == "all"

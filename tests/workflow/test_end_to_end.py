@@ -33,7 +33,7 @@ def run():
     if started.poll() is None:
         os.killpg(started.pid, signal.SIGKILL)
         started.wait()
-    subprocess.run(COMMAND, cwd=ROOT, check=True, capture_output=True, timeout=900)
+    subprocess.run(COMMAND, cwd=ROOT, check=True, capture_output=True, timeout=1200)
 
 
 def record(place, benchmark):
@@ -66,20 +66,39 @@ class TestResults:
 
     def test_every_table_and_figure_is_there_in_every_form(self):
         tables = sorted(path.stem for path in (RESULTS / "tables").glob("*.csv"))
-        assert len(tables) == 7
+        assert len(tables) == 14
         assert all((RESULTS / "tables" / f"{name}.{kind}").stat().st_size for name in tables for kind in ("md", "tex"))
         figures = {path.stem for path in FIGURES.glob("*.csv")}
-        assert figures == {"fig8_retention", f"fig2_r2_heatmap_{PAIR}"}
+        drawn_once = {"fig5_greedy_r2", "fig6_accuracy_vs_k", "fig7_component_removal", "fig8_retention"}
+        assert figures == {f"fig2_r2_heatmap_{PAIR}", *drawn_once}
         assert all((FIGURES / f"{name}.{kind}").stat().st_size for name in figures for kind in ("pdf", "png"))
 
     def test_accuracies_carry_n_and_an_interval(self):
         whole = pd.read_csv(RESULTS / "tables" / "table13_accuracy.csv")
         for benchmark in BENCHMARKS:
             table = whole.dropna(subset=[benchmark])
-            assert len(table) == 4  # both models alone, the target injected, one transfer
+            full = table[table[f"{benchmark}_n"] == record(f"native/{TARGET}", benchmark).n]
+            assert len(full) == 4  # both models alone, the target injected, the headline transfer
             assert (table[f"{benchmark}_low"] <= table[benchmark]).all()
             assert (table[benchmark] <= table[f"{benchmark}_high"]).all()
-            assert (table[f"{benchmark}_n"] == record(f"native/{TARGET}", benchmark).n).all()
+
+    def test_every_system_has_its_measures_of_the_next_token(self):
+        kl, agreement = (
+            {
+                path.parent.name: read_record(path)
+                for path in (RESULTS / "records" / "pairs" / PAIR).glob(f"*/{name}.json")
+            }
+            for name in ("next_token_kl", "top1_agreement")
+        )
+        assert kl.keys() == agreement.keys() >= {"ridge_k4", "ridge_k1", "mlp_k1", "coupled_k1", "zero_cache"}
+        assert kl["ridge_k4"].value < kl["ridge_k1"].value < kl["zero_cache"].value
+        assert agreement["ridge_k4"].value > agreement["zero_cache"].value
+
+    def test_a_native_head_lowers_the_kl(self):
+        with_head, without = (
+            record(f"pairs/{PAIR}/improved-k1-all_heads-head{head}", "next_token_kl").value for head in (4, 0)
+        )
+        assert with_head < without
 
     def test_a_corrupt_record_is_refused_by_the_next_table(self, tmp_path):
         path = RESULTS / "records" / "native" / TARGET / "gsm8k.json"

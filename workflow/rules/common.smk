@@ -38,6 +38,9 @@ RESULTS = Path(config["results"])
 FIGURES = Path(config["figures"])
 WHEELS = Path(config["wheels"])
 LOGS, TIMINGS = (Path(name, *RESULTS.parts[1:]) for name in ("logs", "benchmarks"))
+# One GPU a job, where the config has jobs run on one; profiles cap how many are used at a time.
+GPU = int(config["compute"]["device"].startswith("cuda"))
+MOMENTS_MB = config["fit"]["memory_mb"] + 500
 COMPUTE = {key: config["compute"][key] for key in ("device", "dtype")}
 ENVIRONMENT = "../../envs/kvferry.yaml"
 CONSTRAINTS = BASE / "envs" / "constraints.txt"
@@ -122,7 +125,7 @@ def pair_records(pair, system, limits):
 
 
 def rule_name(*parts):
-    """A name that Snakemake takes, from a pair's or a sweep's."""
+    """A name that Snakemake takes, from a pair's or a model's."""
     return re.sub(r"\W", "_", "_".join(parts))
 
 

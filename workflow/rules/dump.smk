@@ -20,6 +20,7 @@ rule dump:
     threads: config["compute"]["threads"]
     resources:
         mem_mb=2500,
+        gpu=GPU,
     params:
         calibration=lambda wildcards: work.calibration_on(PROJECT, wildcards.corpus),
         row_weights=lambda wildcards: work.weighs_attention(

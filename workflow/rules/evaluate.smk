@@ -37,7 +37,7 @@ for model in MODELS:
 
     rule:
         name:
-            rule_name("evaluate", model)
+            rule_name("evaluate_model", model)
         input:
             **ROWS,
             target=card(model),
@@ -54,6 +54,7 @@ for model in MODELS:
         threads: config["compute"]["threads"]
         resources:
             mem_mb=3500,
+            gpu=GPU,
         params:
             **EVALUATION,
             model=model,
@@ -67,11 +68,11 @@ for model in MODELS:
 
 
 for pair in config["pairs"]:
-    for sweep, asked in work.evaluation_jobs(PROJECT, pair).items():
+    for job, asked in work.evaluation_jobs(PROJECT, pair).items():
 
         rule:
             name:
-                rule_name("evaluate", pair, sweep)
+                rule_name("evaluate_pair", pair, job)
             input:
                 **ROWS,
                 source=card(PROJECT.pair(pair)["source"]),
@@ -90,14 +91,15 @@ for pair in config["pairs"]:
                     for path in pair_records(pair, system, limits).values()
                 ],
             log:
-                LOGS / f"evaluate/pairs/{pair}/{sweep}.log",
+                LOGS / f"evaluate/pairs/{pair}/{job}.log",
             benchmark:
-                TIMINGS / f"evaluate/pairs/{pair}/{sweep}.tsv"
+                TIMINGS / f"evaluate/pairs/{pair}/{job}.tsv"
             conda:
                 ENVIRONMENT
             threads: config["compute"]["threads"]
             resources:
-                mem_mb=3400,
+                mem_mb=3500,
+                gpu=GPU,
             params:
                 **EVALUATION,
                 pair=pair,

@@ -21,6 +21,8 @@ for pair in config["pairs"]:
                 target=dump_of(PROJECT.pair(pair)["target"], corpus),
                 code=code(
                     *FIT_CODE,
+                    "kv/mapper",
+                    "fit/selection",
                     "fit/systems",
                     "fit/ridge",
                     "fit/mlp",
@@ -38,7 +40,8 @@ for pair in config["pairs"]:
                 ENVIRONMENT
             threads: config["compute"]["threads"]
             resources:
-                mem_mb=3400,
+                mem_mb=MOMENTS_MB,
+                gpu=GPU,
             params:
                 how={
                     "pair": pair,

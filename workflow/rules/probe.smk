@@ -1,6 +1,6 @@
 # One pass over two dumps gives the moments; the probe, the ranking of layers and most mappers come from those.
 
-FIT_CODE = ["kv/dump", "kv/rope", "kv/mapper", "fit/moments", "fit/rows", "fit/weights"]
+FIT_CODE = ["kv/dump", "kv/rope", "fit/moments", "fit/rows", "fit/weights"]
 FIT_CODE += ["fit/pair", "fit/budget"]
 
 
@@ -21,7 +21,8 @@ rule moments:
         ENVIRONMENT
     threads: config["compute"]["threads"]
     resources:
-        mem_mb=3500,
+        mem_mb=MOMENTS_MB,
+        gpu=GPU,
     params:
         how=lambda wildcards: work.moments_of(PROJECT, wildcards.pair),
         device=COMPUTE["device"],
@@ -53,7 +54,7 @@ rule probe:
 rule greedy:
     input:
         moments=rules.moments.output,
-        code=code(*FIT_CODE, "fit/greedy"),
+        code=code(*FIT_CODE, "fit/greedy", "fit/ridge"),
     output:
         RESULTS / "pairs" / "{pair}" / "greedy.csv",
     log:
@@ -64,7 +65,7 @@ rule greedy:
         ENVIRONMENT
     threads: config["compute"]["threads"]
     resources:
-        mem_mb=3500,
+        mem_mb=MOMENTS_MB,
     params:
         how=config.get("greedy"),
     script:

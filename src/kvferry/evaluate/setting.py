@@ -72,7 +72,7 @@ class Setting:
 
         Limits are each contestant's own, and the memory decides the time of a job alone.
         """
-        elsewhere = ("benchmarks", "full", "cache_mb")
+        elsewhere = ("benchmarks", "full", "cache_mb", "systems_a_job")
         protocol = {key: value for key, value in self.evaluation.items() if key not in elsewhere}
         return [protocol, self.config["compute"], self.target.card["weights_id"], versions(), code_id()]
 

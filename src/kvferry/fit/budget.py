@@ -82,16 +82,23 @@ class Sums:
 
 
 def choose(
-    source: Geometry, target: Geometry, k_max: int, rows: int, budget_bytes: int, per_layer_only: bool = False
+    source: Geometry,
+    target: Geometry,
+    k_max: int,
+    rows: int,
+    budget_bytes: int,
+    *,
+    kinds: int = 2,
+    per_layer_only: bool = False,
 ) -> Choice:
     """The way of summing: full where it fits and costs no more arithmetic, else per layer in as few passes as fit.
 
-    per_layer_only: never full, for moments whose rows are weighed differently a target layer.
+    kinds: of cache that are summed. per_layer_only: never full, for moments whose rows are weighed differently a target layer.
 
     Raises:
         KvferryError: the budget does not hold even one target layer.
     """
-    sums, layers = Sums(source, target, k_max, rows), target.layers
+    sums, layers = Sums(source, target, k_max, rows, kinds), target.layers
     full = sums.bytes("full", layers)
     if not per_layer_only and full <= budget_bytes and sums.flops("full") <= sums.flops("per_layer"):
         return Choice("full", 1, layers, full)

@@ -7,7 +7,7 @@ moments are brought up to date. Computed from moments alone; the mappers use the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -85,6 +85,7 @@ def greedy(moments: PairMoments, target_layers: int, steps: int) -> pd.DataFrame
     rows = []
     for kind, of in KINDS.items():
         whole = moments.weighed(of, RowRule())
+        whole = replace(whole, xx=whole.xx.clone())
         whole.xx.diagonal().mul_(1 + JITTER)
         solver = Solver()
         for layer in track(chosen, f"greedy {kind}", "layer"):
@@ -102,7 +103,7 @@ def _outputs(moments: PairMoments, layer: int, head: int) -> Tensor:
 def _explained_by_all(whole: Moments, moments: PairMoments, layer: int, solver: Solver) -> Tensor:
     """What all source layers explain of each output's sum of squares, `[outputs of the layer]`."""
     cross = whole.xy[:, layer_columns(moments.target, [layer])]
-    solution = solver.nested(whole.xx, cross, [len(whole.xx)], 0.0, f"target layer {layer}")[len(whole.xx)]
+    solution = solver.nested(whole.xx, cross, [len(whole.xx)], 0.0, f"target layer {layer}", shared=True)[len(whole.xx)]
     return (solution * cross).sum(0)
 
 

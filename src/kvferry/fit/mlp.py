@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
@@ -28,7 +27,7 @@ from kvferry.errors import KvferryError
 from kvferry.files import fingerprint, sha256_file, written_whole
 from kvferry.fit.pair import KINDS
 from kvferry.fit.rows import Pieces, check_match, features, first_sequences, paired_shards, width
-from kvferry.kv.dump import read_shards, shard_entries
+from kvferry.kv.dump import is_marked, read_shards, shard_entries
 from kvferry.kv.mapper import COUPLED, Mapper, Network
 from kvferry.progress import bar
 
@@ -149,7 +148,7 @@ def fit_mlp(
     """
     task = _Task.of(source, target, selected, recipe, checkpoint, device)
     places = [(kind, layer) for layer in range(len(selected)) for kind in KINDS]
-    missing = [place for place in places if not _is_done(task.file(place), task.mark(place))]
+    missing = [place for place in places if not is_marked(task.file(place), task.mark(place))]
     with bar(len(places) * task.how["epochs"], "mlp", "epoch") as progress:
         progress.update((len(places) - len(missing)) * task.how["epochs"])
         for some in _passes(task, missing, memory_mb):
@@ -159,17 +158,6 @@ def fit_mlp(
     keys, values = ([_load(task.file((kind, layer))) for layer in range(len(selected))] for kind in KINDS)
     mapper = Mapper(selected, keys, values, task.geometry[1]["kv_heads"], recipe["rope"])
     return mapper.astype(getattr(torch, recipe["dtype"]))
-
-
-def _is_done(path: Path, mark: str) -> bool:
-    """Whether an earlier run finished this very place."""
-    if not path.exists():
-        return False
-    try:
-        with safe_open(path, "pt") as file:
-            return (file.metadata() or {}).get("fingerprint") == mark
-    except SafetensorError:
-        return False
 
 
 def _passes(task: _Task, places: list[Place], memory_mb: int) -> list[list[Place]]:

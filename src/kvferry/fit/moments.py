@@ -36,12 +36,12 @@ class Moments:
     @staticmethod
     def of(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Moments:
         """Moments of these rows alone: x `[rows, p]` and y `[rows, q]` float32, weights `[rows]` ≥ 0 or none for 1 each."""
-        if weights is None:
+        if weights is None or bool((weights == 1).all()):
             return _of_centred(x, y, None, float(len(x)))
         kept = weights > 0
         if not bool(kept.all()):
             x, y, weights = x[kept], y[kept], weights[kept]
-        return _of_centred(x, y, weights.double()[:, None], float(weights.double().sum()))
+        return _of_centred(x, y, weights.double(), float(weights.double().sum()))
 
     def add(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
         """Take in rows, as `of` does."""
@@ -81,23 +81,29 @@ class Moments:
 
 
 def _of_centred(x: Tensor, y: Tensor, weights: Tensor | None, n: float) -> Moments:
-    """Moments of rows with weights `[rows, 1]` that add up to n."""
+    """Moments of rows with weights `[rows]` in float64 that add up to n."""
     if not n:
         return Moments.empty(x.shape[1], y.shape[1], x.device)
-    mean_x, mean_y = _mean(x, weights, n), _mean(y, weights, n)
-    x, y = x - mean_x.to(x.dtype), y - mean_y.to(y.dtype)
-    rest_x, rest_y = _mean(x, weights, n), _mean(y, weights, n)
+    x, mean_x, rest_x = _centred(x, weights, n)
+    y, mean_y, rest_y = _centred(y, weights, n)
     if weights is not None:
-        x, y = (part * weights.sqrt().to(part.dtype) for part in (x, y))
+        roots = weights.sqrt().to(x.dtype)[:, None]
+        x, y = x * roots, y * roots
     part = Moments(mean_x, mean_y, gram(x).double(), (x.T @ y).double(), y.double().square().sum(0), n)
-    # Subtracting a mean that was rounded to float32 leaves a small one behind; take that out of the products too.
+    # Subtracting a mean that was rounded leaves a small one behind; take that out of the products too.
     part._shift(-n, rest_x, rest_y)
     return part
 
 
-def _mean(x: Tensor, weights: Tensor | None, n: float) -> Tensor:
-    """Weighted mean of the rows, in float64."""
-    return x.mean(0, dtype=torch.float64) if weights is None else (x.double() * weights).sum(0) / n
+def _centred(rows: Tensor, weights: Tensor | None, n: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows less their mean as their number format has it, the mean, and the small mean that those rows are left with."""
+
+    def mean(of: Tensor) -> Tensor:
+        return of.mean(0, dtype=torch.float64) if weights is None else weights @ of.double() / n
+
+    exact = mean(rows)
+    rows = rows - exact.to(rows.dtype)
+    return rows, exact, mean(rows)
 
 
 def gram(x: Tensor) -> Tensor:

@@ -22,12 +22,15 @@ from kvferry.files import read_json, sha256_file, write_json, written_whole
 from kvferry.fit.budget import MB, choose
 from kvferry.fit.moments import FIELDS, Moments
 from kvferry.fit.rows import Shape, check_match, features, first_sequences, head_columns, source_head, width
-from kvferry.fit.weights import RowRule
+from kvferry.fit.weights import ATTENTION, RowRule
 from kvferry.kv.dump import Shard
 from kvferry.progress import bar
 
 KINDS = ("k", "v")
-PROBED = {"k_rope": ("k", True), "k_stripped": ("k", False), "v": ("v", False)}
+K_COUPLED = "k_coupled"
+# What can be summed: the kind of cache, and whether keys keep their rotation.
+SUMMED = {"k": ("k", False), "v": ("v", False), K_COUPLED: ("k", True)}
+PROBED = {"k_rope": K_COUPLED, "k_stripped": "k", "v": "v"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Early:
 
 @dataclass(frozen=True)
 class PairMoments:
-    """full: by kind k and v over all columns, without the early rows; empty where memory is too small.
+    """full: by what is summed, over all columns, without the early rows; empty where memory is too small.
 
     heads: by probed kind, one a target head; kinds that are not there follow from `full`.
     source, target: {layers, kv_heads, head_dim}. rows: their number, the early ones included. apart: positions that are early.
@@ -60,25 +63,28 @@ class PairMoments:
     apart: int = 0
 
     def weighed(self, kind: str, rule: RowRule) -> Moments:
-        """Moments of all rows over all columns, weighed by position.
+        """Moments of all rows over all columns, weighed by position. kind: one of `full`.
 
         Raises:
-            KvferryError: the rule tells positions apart that were summed together.
+            KvferryError: the rule tells rows apart that were summed together.
         """
+        if rule.row_weights == ATTENTION:
+            raise KvferryError("moments of a pair know no attention weights; sum the rows again")
         if rule.reach > self.apart:
             raise KvferryError(
                 f"moments keep {self.apart} first positions apart, {rule.reach} are asked for; sum them again"
             )
+        if self.early is None:
+            return self.full[kind]
         out = self.full[kind].copy()
-        if self.early is not None:
-            out.merge(self.early.moments(kind, rule))
+        out.merge(self.early.moments(kind, rule))
         return out
 
     def of_heads(self, kind: str) -> list[Moments]:
         """For a probed kind and each target head: moments of its source head's features with its own outputs, all layers."""
         if kind in self.heads:
             return self.heads[kind]
-        whole = self.weighed(PROBED[kind][0], RowRule())
+        whole = self.weighed(PROBED[kind], RowRule())
         return [whole.part(*columns) for columns in self._columns()]
 
     def _columns(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -91,13 +97,15 @@ class PairMoments:
 class Extent:
     """What to sum: the first `sequences` sequences, rows before position `early` apart, for mappers of at most k layers or all.
 
-    memory_mb: for the moments and a solution; over all columns is only summed what fits and is no dearer than layer by layer.
+    coupled: also keys with their rotation on. memory_mb: for the moments and a solution; over all columns is only summed what
+    fits and is no dearer than layer by layer.
     """
 
     sequences: int
     early: int
     k: int | str
     memory_mb: int
+    coupled: bool = False
 
     def full(self, source: Path, target: Path) -> bool:
         """Whether to sum over all columns."""
@@ -105,7 +113,7 @@ class Extent:
         own, other = (Geometry(**indices[role]["geometry"]) for role in ("source", "target"))
         k = own.layers if self.k == "all" else int(self.k)
         rows = self.sequences * indices["source"]["calibration"]["length"]
-        return choose(own, other, k, rows, self.memory_mb * MB).way == "full"
+        return choose(own, other, k, rows, self.memory_mb * MB, kinds=2 + self.coupled).way == "full"
 
 
 def accumulate(source: Path, target: Path, extent: Extent, device: str = "cpu") -> PairMoments:
@@ -116,7 +124,8 @@ def accumulate(source: Path, target: Path, extent: Extent, device: str = "cpu") 
     """
     geometry = [check_match(source, target)[side]["geometry"] for side in ("source", "target")]
     sequences, full = extent.sequences, extent.full(source, target)
-    sums = _Sums(geometry[0], geometry[1], extent.early if full else 0, full, torch.device(device))
+    summed = [kind for kind in SUMMED if full and (extent.coupled or kind != K_COUPLED)]
+    sums = _Sums(geometry[0], geometry[1], extent.early if full else 0, summed, torch.device(device))
     with bar(sequences, "moments", "seq") as progress:
         for own, other, rows in first_sequences(source, target, sequences):
             sums.take(own, other, rows)
@@ -127,12 +136,12 @@ def accumulate(source: Path, target: Path, extent: Extent, device: str = "cpu") 
 class _Sums:
     """The running sums of `accumulate`."""
 
-    def __init__(self, source: Shape, target: Shape, early: int, full: bool, device: torch.device) -> None:
+    def __init__(self, source: Shape, target: Shape, early: int, summed: list[str], device: torch.device) -> None:
         self.source, self.target, self.early, self.device = source, target, early, device
         columns = [geometry["layers"] * width(geometry) for geometry in (source, target)]
         per_head = [geometry["layers"] * geometry["head_dim"] for geometry in (source, target)]
-        self.full = {kind: Moments.empty(*columns, device) for kind in KINDS} if full else {}
-        probed = ["k_rope"] if full else list(PROBED)
+        self.full = {kind: Moments.empty(*columns, device) for kind in summed}
+        probed = [kind for kind, of in PROBED.items() if of not in summed]
         heads = range(target["kv_heads"])
         self.heads = {kind: [Moments.empty(*per_head, device) for _ in heads] for kind in probed}
         self.kept: list[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]] = []
@@ -148,13 +157,13 @@ class _Sums:
         if bool(first.any()):
             self.kept.append((own.positions[first], _rows(x, first), _rows(y, first)))
         for kind, parts in self.heads.items():
-            of, coupled = PROBED[kind]
-            x_all, y_all = (self._matrix(shard, of, coupled)[rows] for shard in (own, other))
+            x_all, y_all = (self._matrix(shard, PROBED[kind])[rows] for shard in (own, other))
             for moments, (features_, outputs) in zip(parts, self._moments()._columns(), strict=True):
                 moments.add(x_all[:, features_], y_all[:, outputs])
 
-    def _matrix(self, shard: Shard, kind: str, coupled: bool = False) -> Tensor:
-        return features(shard, kind, list(range(len(shard.keys))), coupled).to(self.device)
+    def _matrix(self, shard: Shard, kind: str) -> Tensor:
+        of, coupled = SUMMED[kind]
+        return features(shard, of, list(range(len(shard.keys))), coupled).to(self.device)
 
     def _moments(self) -> PairMoments:
         return PairMoments(self.source, self.target, self.rows, self.full, None, self.heads, self.early)
@@ -165,7 +174,8 @@ class _Sums:
         if self.kept:
             positions, x, y = zip(*self.kept, strict=True)
             early = Early(
-                torch.cat(positions), *({kind: torch.cat([p[kind] for p in side]) for kind in KINDS} for side in (x, y))
+                torch.cat(positions),
+                *({kind: torch.cat([p[kind] for p in side]) for kind in self.full} for side in (x, y)),
             )
         full = {kind: _to_cpu(moments) for kind, moments in self.full.items()}
         heads = {kind: [_to_cpu(moments) for moments in parts] for kind, parts in self.heads.items()}
@@ -186,7 +196,7 @@ def save_moments(moments: PairMoments, path: Path) -> None:
     tensors = {f"{name}.{own}": getattr(part, own).contiguous() for name, part in parts.items() for own in FIELDS}
     if moments.early is not None:
         tensors["early.positions"] = moments.early.positions
-        for kind in KINDS:
+        for kind in moments.full:
             tensors |= {f"early.{kind}.x": moments.early.x[kind], f"early.{kind}.y": moments.early.y[kind]}
     with written_whole(path) as temporary:
         save_file(tensors, temporary)
@@ -214,11 +224,10 @@ def load_moments(path: Path) -> PairMoments:
         parts = {
             name: Moments(*(file.get_tensor(f"{name}.{own}") for own in FIELDS), n=n) for name, n in facts["n"].items()
         }
-        early = None
+        full, early = {kind: parts[kind] for kind in SUMMED if kind in parts}, None
         if "early.positions" in file.keys():  # noqa: SIM118 - a file of safetensors is no dict
-            x, y = ({kind: file.get_tensor(f"early.{kind}.{side}") for kind in KINDS} for side in ("x", "y"))
+            x, y = ({kind: file.get_tensor(f"early.{kind}.{side}") for kind in full} for side in ("x", "y"))
             early = Early(file.get_tensor("early.positions"), x, y)
-    full = {kind: parts[kind] for kind in KINDS if kind in parts}
     count = facts["target"]["kv_heads"]
     heads = {kind: [parts[f"{kind}.{head}"] for head in range(count)] for kind in PROBED if f"{kind}.0" in parts}
     return PairMoments(facts["source"], facts["target"], facts["rows"], full, early, heads, facts["apart"])

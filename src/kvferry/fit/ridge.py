@@ -166,7 +166,8 @@ def _solve_block(
     found: dict[str, _Part] = {}
     for shift in dict.fromkeys(shifts.values()):
         names = [name for name in recipes if shifts[name] == shift]
-        weights = solver.nested(block.xx, block.xy, sorted({widths[name] for name in names}), shift, where)
+        shared = all(recipes[name]["k"] == "all" for name in names)
+        weights = solver.nested(block.xx, block.xy, sorted({widths[name] for name in names}), shift, where, shared)
         for name in names:
             weight = weights[widths[name]]
             bias = block.mean_y - block.mean_x[: len(weight)] @ weight
@@ -190,23 +191,25 @@ def _take(draft: _Draft, kind: str, parts: list[_Part], recipe: Recipe, where: s
 
 
 class Solver:
-    """Solves shifted systems; remembers the factors of the last Grams, which target layers that read all source layers share."""
+    """Solves shifted systems; remembers the last factor, of keys and of values, of those that several target layers share."""
 
     REMEMBERED = 2
 
     def __init__(self) -> None:
         self._factors: list[tuple[Tensor, int, float, Tensor, Tensor]] = []
 
-    def nested(self, gram: Tensor, cross: Tensor, widths: Sequence[int], shift: float, where: str) -> dict[int, Tensor]:
+    def nested(
+        self, gram: Tensor, cross: Tensor, widths: Sequence[int], shift: float, where: str, shared: bool = False
+    ) -> dict[int, Tensor]:
         """(leading block of gram + shift·I)⁻¹ · leading rows of cross, in float64, for each width of a leading block.
 
-        gram `[p, p]`, cross `[p, q]`; a solution is `[width, q]`.
+        gram `[p, p]`, cross `[p, q]`; a solution is `[width, q]`. shared: this very Gram will be asked for again.
 
         Raises:
             KvferryError: not positive definite, or not finite; `where` is named.
         """
         most = max(widths)
-        scale, factor = self._factor(gram, most, shift, where)
+        scale, factor = self._factor(gram, most, shift, where, shared)
         forward = torch.linalg.solve_triangular(factor, scale[:, None] * cross[:most], upper=False)
         found = {}
         for own in widths:
@@ -217,7 +220,7 @@ class Solver:
                 raise singular(where)
         return found
 
-    def _factor(self, gram: Tensor, most: int, shift: float, where: str) -> tuple[Tensor, Tensor]:
+    def _factor(self, gram: Tensor, most: int, shift: float, where: str, shared: bool) -> tuple[Tensor, Tensor]:
         """1/√diagonal `[most]` and the lower Cholesky factor of the scaled, shifted leading block."""
         for known, size, own, scale, factor in self._factors:
             if known is gram and (size, own) == (most, shift):
@@ -229,17 +232,9 @@ class Solver:
         factor, info = torch.linalg.cholesky_ex(shifted)
         if int(info) or not bool(factor.diagonal().square().min() > SMALLEST_PIVOT):
             raise singular(where)
-        self._factors = [*self._factors, (gram, most, shift, scale, factor)][-self.REMEMBERED :]
+        if shared:
+            self._factors = [*self._factors, (gram, most, shift, scale, factor)][-self.REMEMBERED :]
         return scale, factor
-
-
-def solve(gram: Tensor, cross: Tensor, shift: float, where: str) -> Tensor:
-    """(gram + shift·I)⁻¹ · cross in float64: `[p, p]`, `[p, q]` → `[p, q]`.
-
-    Raises:
-        KvferryError: not positive definite, or not finite; `where` is named.
-    """
-    return Solver().nested(gram, cross, [len(gram)], shift, where)[len(gram)]
 
 
 def singular(where: str) -> KvferryError:

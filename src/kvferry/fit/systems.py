@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from kvferry.fit.moments import Moments
-from kvferry.fit.pair import KINDS, PairMoments
+from kvferry.fit.pair import K_COUPLED, KINDS, PairMoments
 from kvferry.fit.rows import Shape, check_match, features, first_sequences, layer_columns, width
 from kvferry.fit.weights import RowRule
 from kvferry.progress import bar
@@ -37,13 +37,14 @@ class Systems(Protocol):
 
 
 class CutSystems:
-    """Systems cut from moments over all columns, rows weighed by position."""
+    """Systems cut from moments over all columns, rows weighed by position. coupled: keys keep their rotation."""
 
-    def __init__(self, moments: PairMoments, rule: RowRule) -> None:
+    def __init__(self, moments: PairMoments, rule: RowRule, coupled: bool = False) -> None:
         self.source, self.target = moments.source, moments.target
         self.rows = moments.rows - (rule.dropped(moments.early.positions) if moments.early else 0)
         self.groups = [list(range(self.target["layers"]))]
-        self._whole = {kind: moments.weighed(kind, rule) for kind in KINDS}
+        keys = K_COUPLED if coupled else "k"
+        self._whole = {"k": moments.weighed(keys, rule), "v": moments.weighed("v", rule)}
 
     def prepare(self, layers: list[int]) -> None:
         """Nothing: all layers are ready."""
@@ -81,6 +82,7 @@ class SummedSystems:
 
     def prepare(self, layers: list[int]) -> None:
         """One pass over the rows for these layers; those of the last pass are forgotten."""
+        self._sums = {}  # before the new ones are made, or both would be held
         self.rows, device = 0, torch.device(self.device)
         self._sums = {
             (kind, layer): Moments.empty(len(self.ranked[layer]) * width(self.source), width(self.target), device)

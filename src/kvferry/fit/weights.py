@@ -15,6 +15,8 @@ from torch import Tensor
 from kvferry.errors import KvferryError
 from kvferry.kv.dump import Shard
 
+ATTENTION = "attention"
+
 
 @dataclass(frozen=True)
 class RowRule:
@@ -56,7 +58,7 @@ class RowRule:
             KvferryError: attention weights are asked for and the dump has none.
         """
         weights = self.by_position(target.positions)
-        if self.row_weights != "attention":
+        if self.row_weights != ATTENTION:
             return weights
         found = target.key_weights if kind == "k" else target.value_weights
         if found is None:

@@ -83,7 +83,7 @@ def write_dump(
                 part = ids[start : start + SHARD_SEQUENCES]
                 path = directory / f"{side}-{start // SHARD_SEQUENCES:05d}.safetensors"
                 mark = fingerprint([_maker(model, card, row_weights), how["stride"], part.tolist(), start])
-                if not _is_done(path, mark):
+                if not is_marked(path, mark):
                     _write_shard(model, part, start, how["stride"], path, mark, row_weights)
                 shards.append({"file": path.name, "side": side, "sequences": len(part), "sha256": sha256_file(path)})
                 progress.update(len(part))
@@ -108,8 +108,8 @@ def _maker(model: PreTrainedModel, card: dict[str, Any], row_weights: bool) -> l
     return [card["weights_id"], card["config_sha256"], *arithmetic, *code]
 
 
-def _is_done(path: Path, mark: str) -> bool:
-    """Whether an earlier run left this very shard."""
+def is_marked(path: Path, mark: str) -> bool:
+    """Whether an earlier run left this very safetensors file, whole and with this mark as its fingerprint."""
     if not path.exists():
         return False
     try:

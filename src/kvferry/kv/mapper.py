@@ -179,8 +179,9 @@ class Mapper:
         needed = sorted({layer for chosen in self.selected for layer in chosen})
         keys = {layer: layers[layer][0] for layer in needed}
         if self.rope != COUPLED:
-            back = inverse(source.for_heads())
-            keys = {layer: turned(part, back) for layer, part in keys.items()}
+            # Turned token by token, as rows want them: what the rotation writes is then not copied again.
+            back = source.for_rows().inverse()
+            keys = {layer: back.apply(part.float().transpose(1, 2)).transpose(1, 2) for layer, part in keys.items()}
         return (
             {layer: flatten(part, self.dtype) for layer, part in keys.items()},
             {layer: flatten(layers[layer][1], self.dtype) for layer in needed},
@@ -188,7 +189,7 @@ class Mapper:
 
     def rotated(self, keys: Tensor, target: Rotation) -> Tensor:
         """Mapped keys `[batch, kv_heads, tokens, head_dim]` with the target's rotation, where this mapper puts it on."""
-        return turned(keys, target.for_heads()).to(keys.dtype) if self.rope == STRIPPED else keys
+        return target.for_heads().apply(keys) if self.rope == STRIPPED else keys
 
     def _heads(self, rows: Tensor, batch: int) -> Tensor:
         """`[batch·tokens, kv_heads·head_dim]` → `[batch, kv_heads, tokens, head_dim]`, a view."""
@@ -224,27 +225,6 @@ def flatten(part: Tensor, dtype: torch.dtype) -> Tensor:
 def _of(rotation: Rotation, tokens: slice) -> Rotation:
     """The rotation of some of the tokens."""
     return Rotation(rotation.cos[:, tokens], rotation.sin[:, tokens])
-
-
-def inverse(rotation: Rotation) -> Rotation:
-    """The rotation that `turned` needs to strip what this one put on."""
-    norm = rotation.cos.square() + rotation.sin.square()
-    return Rotation(rotation.cos / norm, -rotation.sin / norm)
-
-
-def turned(keys: Tensor, rotation: Rotation) -> Tensor:
-    """What `rotation.apply` gives, in float32, for keys `[batch, kv_heads, tokens, head_dim]`: three passes in place of six.
-
-    The result lies in memory token by token, as features and products do, so that `flatten` copies nothing.
-    """
-    keys, width = keys.float(), rotation.cos.shape[-1]
-    half = width // 2
-    out = torch.empty_like(keys.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-    torch.mul(keys[..., :width], rotation.cos, out=out[..., :width])
-    out[..., :half].addcmul_(keys[..., half:width], rotation.sin[..., :half], value=-1)
-    out[..., half:width].addcmul_(keys[..., :half], rotation.sin[..., half:])
-    out[..., width:] = keys[..., width:]
-    return out
 
 
 def save_mapper(mapper: Mapper, manifest: dict[str, Any], directory: Path) -> None:

@@ -21,12 +21,6 @@ PROBE_TOKENS = 16
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
-def rotate_half(x: Tensor) -> Tensor:
-    """(x1, x2) → (−x2, x1) on the two halves of the last dimension."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((-second, first), dim=-1)
-
-
 @dataclass(frozen=True)
 class Rotation:
     """cos and sin of given positions, float32 `[..., tokens, rotary_dim]`, attention factor included."""
@@ -35,17 +29,30 @@ class Rotation:
     sin: Tensor
 
     def apply(self, keys: Tensor) -> Tensor:
-        """Rotate keys `[..., tokens, head_dim]`: k·cos + rotate_half(k)·sin on the first rotary_dim coordinates."""
-        return self._turn(keys, self.cos, self.sin)
+        """Rotate keys `[..., tokens, head_dim]`: k·cos + (−k₂, k₁)·sin on the first rotary_dim coordinates.
+
+        k₁ and k₂ are the two halves of those; computed in float32. The result is contiguous.
+        """
+        whole, width = keys.float(), self.cos.shape[-1]
+        half, out = width // 2, torch.empty_like(whole, memory_format=torch.contiguous_format)
+        torch.mul(whole[..., :width], self.cos, out=out[..., :width])
+        out[..., :half].addcmul_(whole[..., half:width], self.sin[..., :half], value=-1)
+        out[..., half:width].addcmul_(whole[..., :half], self.sin[..., half:])
+        out[..., width:] = whole[..., width:]
+        return out.to(keys.dtype)
 
     def strip(self, keys: Tensor) -> Tensor:
-        """The inverse of `apply`: (k·cos − rotate_half(k)·sin) / (cos² + sin²)."""
-        norm = self.cos.square() + self.sin.square()
-        return self._turn(keys, self.cos / norm, -self.sin / norm)
+        """The inverse of `apply`."""
+        return self.inverse().apply(keys)
 
-    def _turn(self, keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        turned, rest = keys.float().split([cos.shape[-1], keys.shape[-1] - cos.shape[-1]], dim=-1)
-        return torch.cat((turned * cos + rotate_half(turned) * sin, rest), dim=-1).to(keys.dtype)
+    def inverse(self) -> Rotation:
+        """The rotation back: cos and −sin, both divided by cos² + sin²."""
+        norm = self.cos.square() + self.sin.square()
+        return Rotation(self.cos / norm, -self.sin / norm)
+
+    def for_rows(self) -> Rotation:
+        """The same for keys `[batch, tokens, kv_heads, head_dim]`, from cos and sin `[batch, tokens, rotary_dim]`."""
+        return Rotation(self.cos.unsqueeze(2), self.sin.unsqueeze(2))
 
     def for_heads(self) -> Rotation:
         """The same for keys `[batch, kv_heads, tokens, head_dim]`, from cos and sin `[batch, tokens, rotary_dim]`."""
