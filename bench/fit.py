@@ -316,7 +316,12 @@ def write_dump(directory: Path, geometry: dict[str, int], sequences: int) -> Non
         count = min(SEQUENCES_A_SHARD, sequences - first)
         shards.append({"file": path.name, "side": "fit", "sequences": count, "sha256": sha256_file(path)})
     identity = {"model": directory.name, "tokenizer_sha256": "none"}
-    index = {"identity": identity, "geometry": geometry, "calibration": {"length": LENGTH}, "shards": shards}
+    index = {
+        "identity": identity,
+        "geometry": geometry,
+        "calibration": {"length": LENGTH, "stride": 1},
+        "shards": shards,
+    }
     write_json(directory / INDEX, index)
 
 

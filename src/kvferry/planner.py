@@ -2,7 +2,8 @@
 
 `python -m kvferry.planner [CONFIG] [--paper]` prints it; `--paper` does so for the paper's pairs with its own k and calibration,
 beside the sizes that it prints (Table 12). From geometries alone: loads no model, and does not know how long a machine takes
-for the arithmetic. Each recipe is planned as if it were fitted alone; the run itself sums moments once for its largest k.
+for the arithmetic. Moments are planned as the run sums them: once over all columns for every recipe that can be cut from them, or
+else once for all recipes that share systems. Solutions and mappers are those of a recipe alone.
 """
 
 from __future__ import annotations
@@ -17,19 +18,28 @@ from typing import Any, NamedTuple
 
 from kvferry.config import Geometry, Project, load_project, read_yaml
 from kvferry.errors import KvferryError
-from kvferry.fit.budget import MB, Choice, Sums, choose
+from kvferry.fit.budget import MB, Choice, Sums, choice_of, fits_full, rows_in
 from kvferry.report.paper import Paper
-from kvferry.work import calibration_on, variants_of
+from kvferry.sweeps import same
+from kvferry.work import calibration_on, fit_jobs, main_rows, moments_of, rows_of, variants_of
 
 GIB, TERA, GIGA = 2**30, 1e12, 1e9
 SIZE_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 KINDS = 2
-PAPER_CALIBRATION = {"sequences": 500, "held_out": 0, "length": 1024, "stride": 4}
-PAPER_COMPUTE = {"dtype": "bfloat16"}
+PAPER_CALIBRATION = {"corpus": "fineweb-edu", "sequences": 500, "held_out": 0, "length": 1024, "stride": 4}
+PAPER_RUN = {
+    "calibration": PAPER_CALIBRATION,
+    "compute": {"dtype": "bfloat16"},
+    "headline": "paper",
+    "sweeps": {},
+    "greedy": {},
+}
 PAPER_RECIPE = {
     "method": "ridge",
+    "rope": "stripped",
     "support": "all_heads",
     "row_weights": "uniform",
+    "corpus": PAPER_CALIBRATION["corpus"],
     "sequences": PAPER_CALIBRATION["sequences"],
     "native_head": 0,
     "head_rows": "kept",
@@ -39,7 +49,10 @@ PAPER_RECIPE = {
 
 @dataclass(frozen=True)
 class Wish:
-    """What is to be planned: a recipe on a pair, on sequences of a calibration, within `budget_bytes` for the moments."""
+    """What is to be planned: a recipe on a pair, on sequences of a calibration, within `budget_bytes` for the moments.
+
+    whole: the moments of the pair over all columns, if the recipe can be cut from them. apart: what is summed for it otherwise.
+    """
 
     pair: str
     paper: str | None
@@ -49,6 +62,8 @@ class Wish:
     recipe: dict[str, Any]
     calibration: dict[str, Any]
     dtype: str
+    whole: Sums | None
+    apart: Sums
     budget_bytes: int
 
 
@@ -99,23 +114,21 @@ Outcome = Plan | Unplanned
 
 def plan_config(project: Project) -> list[Outcome]:
     """For every pair of the config: the headline, and the closed-form recipe that reads most source layers."""
-    return [
-        _outcome(project, pair, name, project.variant(name), calibration_on(project, project.variant(name)["corpus"]))
-        for pair in project.config["pairs"]
-        for name in _planned(project, pair)
-    ]
+    return [_outcome(project, pair, name) for pair in project.config["pairs"] for name in _planned(project, pair)]
 
 
 def plan_paper(project: Project) -> list[Outcome]:
     """The paper's pairs as it ran them: its k, its calibration, bfloat16 dumps and float32 mappers."""
     names = {entry["paper"]: name for name, entry in project.pairs.items()}
     table = Paper().table("table10")
-    project = replace(project, config=project.config | {"compute": PAPER_COMPUTE})
-    return [
-        _outcome(project, names[pair], "paper", {**PAPER_RECIPE, "k": int(k)}, PAPER_CALIBRATION)
-        for pair, k in table["k"].items()
-        if pair in names
-    ]
+    runs = [_paper_run(project, names[pair], int(k)) for pair, k in table["k"].items() if pair in names]
+    return [outcome for run in runs for outcome in plan_config(run)]
+
+
+def _paper_run(project: Project, pair: str, k: int) -> Project:
+    """A run of one pair with the paper's recipe alone."""
+    own = {"pairs": [pair], "variants": {PAPER_RUN["headline"]: {**PAPER_RECIPE, "k": k}}}
+    return replace(project, config=project.config | PAPER_RUN | own)
 
 
 def _planned(project: Project, pair: str) -> list[str]:
@@ -134,19 +147,43 @@ def _layers_read(recipe: dict[str, Any], source: Geometry | None) -> float:
     return source.layers if source else math.inf
 
 
-def _outcome(project: Project, pair: str, variant: str, recipe: dict[str, Any], calibration: dict[str, Any]) -> Outcome:
-    entry = project.pair(pair)
-    geometries = [project.geometry(entry[role]) for role in ("source", "target")]
-    unknown = [entry[role] for role, known in zip(("source", "target"), geometries, strict=True) if known is None]
-    if unknown:
+def _outcome(project: Project, pair: str, variant: str) -> Outcome:
+    entry, recipe = project.pair(pair), project.variant(variant)
+    source, target = (project.geometry(entry[role]) for role in ("source", "target"))
+    if source is None or target is None:
+        unknown = [entry[role] for role, known in (("source", source), ("target", target)) if known is None]
         what = f"the geometry of {' and '.join(dict.fromkeys(unknown))} is not known"
         return Unplanned(
             pair, variant, f"{what}; add `geometry` to its entry in {project.config['registries']['models']}"
         )
     if recipe["method"] == "mlp":
         return Unplanned(pair, variant, "method mlp is trained, not solved; only closed-form recipes are planned")
+    calibration = calibration_on(project, recipe["corpus"])
     dtype, budget = project.config["compute"]["dtype"], project.config["fit"]["memory_mb"] * MB
-    return plan(Wish(pair, entry["paper"], variant, *geometries, recipe, calibration, dtype, budget))
+    sums = _whole(project, pair, recipe, source, target), _apart(project, pair, recipe, source, target)
+    return plan(Wish(pair, entry["paper"], variant, source, target, recipe, calibration, dtype, *sums, budget))
+
+
+def _whole(project: Project, pair: str, recipe: dict[str, Any], source: Geometry, target: Geometry) -> Sums | None:
+    """The moments of the pair, if they are of the recipe's rows."""
+    if rows_of(recipe) != main_rows(project):
+        return None
+    how = moments_of(project, pair)
+    k, kinds = int(_layers_read(how, source)), 2 + how["coupled"]
+    return Sums.over(source, target, k, how["sequences"], project.config["calibration"], kinds, how["early"])
+
+
+def _apart(project: Project, pair: str, recipe: dict[str, Any], source: Geometry, target: Geometry) -> Sums:
+    """What is summed for the recipe and those that share its systems, for the one that reads most source layers."""
+    job = map(project.variant, fit_jobs(project, pair)[rows_of(recipe)])
+    k = max(int(_layers_read(own, source)) for own in job if _way(own) == _way(recipe))
+    return Sums.over(source, target, k, recipe["sequences"], project.config["calibration"])
+
+
+def _way(recipe: dict[str, Any]) -> tuple[Any, ...]:
+    """What is equal for recipes of one job that share systems: how rows weigh, and whether keys keep their rotation."""
+    weights = [same(recipe).get(key) for key in ("row_weights", "sink_positions", "sink_weight")]
+    return (*weights, _left_out(recipe), recipe["rope"] == "coupled")
 
 
 def plan(wish: Wish) -> Plan:
@@ -156,9 +193,10 @@ def plan(wish: Wish) -> Plan:
     local = recipe["support"] == "same_head"
     features = k * source.head_dim * (1 if local else source.kv_heads)
     parameters = KINDS * target.layers * target.kv_heads * features * target.head_dim
-    rows = recipe["sequences"] * _kept_positions(wish.calibration, _left_out(recipe))
-    dumped = _dump_rows(wish.calibration)
-    moments, flops, note = _moments(wish, k, rows)
+    left_out = rows_in(recipe["sequences"], wish.calibration, _left_out(recipe))
+    rows = rows_in(recipe["sequences"], wish.calibration) - left_out
+    dumped = rows_in(wish.calibration["sequences"] + wish.calibration["held_out"], wish.calibration)
+    moments, flops, note = _moments(wish)
     return Plan(
         pair=wish.pair,
         variant=wish.variant,
@@ -184,29 +222,19 @@ def _left_out(recipe: dict[str, Any]) -> int:
     return recipe["native_head"] if recipe["head_rows"] == "left_out" else 0
 
 
-def _kept_positions(calibration: dict[str, Any], first: int = 0) -> int:
-    """Rows of one sequence: every stride-th position, from position `first` on."""
-    return sum(position >= first for position in range(0, calibration["length"], calibration["stride"]))
-
-
-def _dump_rows(calibration: dict[str, Any]) -> int:
-    """Rows of a dump, those of the fit and the held-out ones."""
-    return (calibration["sequences"] + calibration["held_out"]) * _kept_positions(calibration)
-
-
 def _token_bytes(geometry: Geometry, dtype: str) -> int:
     """Bytes of a token's keys and values in all layers."""
     return KINDS * geometry.layers * geometry.kv_heads * geometry.head_dim * SIZE_OF[dtype]
 
 
-def _moments(wish: Wish, k: int, rows: int) -> tuple[Choice | None, int | None, str | None]:
+def _moments(wish: Wish) -> tuple[Choice | None, int | None, str | None]:
     """How the moments are summed, their operations, and what is to be said where the budget is too small."""
-    weighed = wish.recipe["row_weights"] == "attention"
+    sums = wish.whole if wish.whole and fits_full(wish.whole, wish.budget_bytes) else wish.apart
     try:
-        choice = choose(wish.source, wish.target, k, rows, wish.budget_bytes, per_layer_only=weighed)
+        choice = choice_of(sums, wish.budget_bytes, per_layer_only=sums is wish.apart)
     except KvferryError as error:
         return None, None, str(error)
-    return choice, Sums(wish.source, wish.target, k, rows).flops(choice.way), None
+    return choice, sums.flops(choice.way), None
 
 
 def _solve_flops(target: Geometry, features: int, systems: int) -> int:

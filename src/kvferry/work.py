@@ -117,13 +117,13 @@ def _even(things: list[Any], most: int) -> list[list[Any]]:
 
 
 def limits_of(project: Project, pair: str, variant: str) -> Limits:
-    """The benchmarks of all sweeps that a variant is in, each with the largest limit."""
+    """The benchmarks of all sweeps that a variant is in, each with the largest limit; without one where the run is a full one."""
     limits: Limits = {}
     for sweep in _sweeps(project, pair).values():
         if variant in sweep["variants"]:
             for name, how in sweep["benchmarks"].items():
                 limits[name] = max(how["limit"], limits.get(name) or 0)
-    return limits
+    return dict.fromkeys(limits) if project.config["evaluation"]["full"] else limits
 
 
 def measured(system: str, limits: Iterable[str]) -> list[str]:

@@ -170,7 +170,7 @@ def test_features_of_one_head_are_counted_as_such(dumps, tmp_path):
     assert manifest["parameters"] == 2 * 4 * 4 * (2 * 8) * 8
 
 
-@pytest.mark.parametrize(("memory", "passes"), [(10**9, 1), (300_000, 2), (250_000, 4)])
+@pytest.mark.parametrize(("memory", "passes"), [(10**9, 1), (400_000, 2), (350_000, 4)])
 def test_without_moments_of_all_columns_the_rows_are_read_again(dumps, several, tmp_path, monkeypatch, memory, passes):
     heads_alone = accumulate(*dumps, Extent(COUNT, 0, 1, 1000))
     chosen = {name: RECIPES[name] for name in ("plain", "left_out", "both")}

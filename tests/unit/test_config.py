@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -26,11 +27,13 @@ PRUNED = {"kind": "pruned", "remove": [[5, 8]], "calibration": {"corpus": "qaspe
 
 @pytest.fixture(scope="module")
 def shipped():
-    """The shipped files, but for the sweeps: three variants, so that a change has one effect."""
+    """The shipped files, but for the sweeps: three variants and a plain calibration, so that a change has one effect."""
     files = {name: read_yaml(ROOT / name) for name in (CONFIG, MODELS, PAIRS, WHEELS, CORPORA)}
     for key in ("sweeps", "greedy"):
         del files[CONFIG][key]
     files[CONFIG]["variants"] = {f"ridge_k{k}": {**RECIPE, "k": k} for k in (8, 4, 1)}
+    files[CONFIG]["calibration"]["sequences"] = 64
+    files[CONFIG]["evaluation"]["benchmarks"]["mmlu"]["limit"] = 10
     return files
 
 
@@ -118,7 +121,10 @@ ACCEPTED = [
     (("compute", "dtype"), "bfloat16"),
     (("evaluation", "data"), "hub"),
     (("perplexity", "corpus"), "wikitext-2"),
-    (("pairs",), ["qwen3-0.6b-to-1.7b"]),
+    (("sweeps",), {"k": {"variants": ["ridge_k1"], "benchmarks": {"mmlu": {"limit": 10}}}}),
+    (("sweeps",), {"k": {"base": {"lambda": 1}, "over": {"method": ["ridge"], "k": [1, "all"]}}}),
+    (("sweeps",), {"k": {"base": RECIPE, "over": {"native_head": [0], "head_rows": ["kept", "left_out"]}}}),
+    (("variants", "ridge_k1"), {**RECIPE, "sink_weight": 2, "mlp": {"width": 8}, "head_rows": "left_out"}),
 ]
 
 
@@ -147,11 +153,18 @@ WRONG_CONFIG = [
     (("calibration", "corpus"), "quasper", "calibration.corpus", ["'quasper'", "'qasper'", "wikitext-2"]),
     (("perplexity", "corpus"), "wikitext", "perplexity.corpus", ["'wikitext'", "'wikitext-2'"]),
     (("perplexity", "prefix"), 1, "perplexity.prefix", ["1 is not an integer ≥ 2"]),
-    (("perplexity", "documents"), "all", "perplexity.documents", ["'all'", "'qasper'", "use held_out"]),
+    (("perplexity", "documents"), "all", "perplexity.documents", ["'qasper' that the mappers are", "use held_out"]),
     (("perplexity", "documents"), "fit", "perplexity.documents", ["'fit' is not", "held_out"]),
     (("evaluation", "benchmarks"), {}, "evaluation.benchmarks", ["empty"]),
     (("evaluation", "hold_back"), 256, "evaluation.hold_back", ["256", "perplexity.prefix"]),
     (("variants", "ridge_k8", "native_head"), 300, "variants.ridge_k8.native_head", ["300", "perplexity.prefix"]),
+    (
+        ("variants", "ridge_k8", "native_head"),
+        255,
+        "variants.ridge_k8.native_head",
+        ["hold_back of 1", "less than 255"],
+    ),
+    (("variants", "m"), {**MLP, "head_rows": "left_out"}, "variants.m.head_rows", ["alike"]),
     (("variants", "ridge_k8", "method"), "ols", "variants.ridge_k8.lambda", ["ols has no penalty"]),
     (("variants", "ridge_k8", "lambda"), REMOVED, "variants.ridge_k8.lambda", ["missing", "0.01"]),
     (("variants", "ridge_k8", "corpus"), "qaspr", "variants.ridge_k8.corpus", ["'qasper'"]),
@@ -165,7 +178,30 @@ WRONG_CONFIG = [
     (("sweeps",), {"k": {"pairs": ["24l-to-20l"]}}, "sweeps.k.pairs[0]", ["'24l-to-20l'", "24l-to-30l"]),
     (("sweeps",), {"k": {"over": {"k": 8}}}, "sweeps.k.over.k", ["8 is not a list"]),
     (("sweeps",), {"k": {"over": {"k": []}}}, "sweeps.k.over.k", ["empty"]),
-    (("sweeps",), {"k": {"over": {"kk": [8]}, "base": RECIPE}}, "variants.k-8.kk", ["unknown key"]),
+    (("sweeps",), {"k": {"over": {"kk": [8]}, "base": RECIPE}}, "sweeps.k.over.kk", ["unknown key", "'k'"]),
+    (("sweeps",), {"k": {"over": {}, "base": RECIPE}}, "sweeps.k.over", ["empty"]),
+    (("sweeps",), {"k": {"over": {"k": [[8]]}, "base": RECIPE}}, "sweeps.k.over.k[0]", ["[8] is not text or a number"]),
+    (("sweeps",), {"k": {"over": {"k": [True]}, "base": RECIPE}}, "sweeps.k.over.k[0]", ["true is not text"]),
+    (("sweeps",), {"k": {"over": {8: [1]}, "base": RECIPE}}, "sweeps.k.over", ["8 is not text", "quotes"]),
+    (("sweeps",), {"k": {"over": {"k": [1]}, "base": {8: 1}}}, "sweeps.k.base", ["8 is not text", "quotes"]),
+    (("sweeps",), {"k": {"over": {"k": [1]}, "base": {"methd": "ridge"}}}, "sweeps.k.base.methd", ["'method'"]),
+    (
+        ("sweeps",),
+        {"mlp": {"over": {"mlp": [{"width": 8}]}, "base": MLP}},
+        "sweeps.mlp.over.mlp",
+        ["not a list of plain values", "written out under variants"],
+    ),
+    (("sweeps",), {"k": {}}, "sweeps.k.variants", ["no variant", "`over`"]),
+    (("sweeps",), {"k": {"variants": []}}, "sweeps.k.variants", ["no variant"]),
+    (("sweeps",), {"k": {"variants": ["ridge_k1"], "base": RECIPE}}, "sweeps.k.base", ["without `over`"]),
+    (("sweeps",), {"unlisted": {"variants": ["ridge_k1"]}}, "sweeps.unlisted", ["unknown key"]),
+    (("sweeps",), {"mlp": {"variants": ["ridge_k1"]}}, "sweeps.mlp.variants", ["none has method: mlp"]),
+    (
+        ("sweeps",),
+        {"k": {"variants": ["ridge_k1"], "benchmarks": {"mmlu": {"limit": 11}}}},
+        "sweeps.k.benchmarks.mmlu.limit",
+        ["11 is more than the 10 of evaluation.benchmarks.mmlu"],
+    ),
     (("sweeps",), {"k": {"over": {"k": [30]}, "base": RECIPE}}, "variants.k-k30.k", ["30 is more than the 24 layers"]),
     (("greedy",), {"pairs": ["30l"]}, "greedy.pairs[0]", ["'30l'"]),
     (("fit",), {"memory_mb": 0}, "fit.memory_mb", ["0 is not an integer ≥ 1"]),
@@ -206,7 +242,132 @@ WRONG_CONFIG = [
     (("evaluation", "benchmarks", "mmlu"), {"limit": 0}, "evaluation.benchmarks.mmlu.limit", ["0 is not"]),
     (("registries", "models"), None, "registries.models", ["null is not a path", "config/models.yaml"]),
     (("registries",), {"models": 5}, "registries.models", ["5 is not a path"]),
+    (("registries", "models"), "", "registries.models", ["'' is not a path"]),
+    (("registries", "models"), "a\0", "registries.models", [r"'a\x00' is not a path"]),
+    (("registries", "models"), "a\x85", "registries.models", [r"'a\x85' is not a path"]),
 ]
+
+
+OUT = {**RECIPE, "head_rows": "left_out"}
+WRONG_TOGETHER = [
+    # key: value …, the key that the message names, what else it says
+    (
+        {
+            ("perplexity",): {"corpus": "wikitext-2", "documents": "all"},
+            ("variants", "w"): RECIPE | {"corpus": "wikitext-2"},
+        },
+        "perplexity.documents",
+        ["'wikitext-2' that variant 'w' is fitted on"],
+    ),
+    (
+        {("perplexity", "documents"): "all", ("calibration", "corpus"): "wikitext-2"},
+        "perplexity.documents",
+        ["'qasper' that model 'smollm2-24l' is fitted on"],
+    ),
+    (
+        {("calibration",): {"corpus": "qasper", "length": 100}, ("variants", "o"): OUT | {"native_head": 100}},
+        "variants.o.native_head",
+        ["100 leaves no row", "use at most 99", "head_rows: kept"],
+    ),
+    (
+        {
+            ("calibration",): {"corpus": "qasper", "length": 100, "stride": 8},
+            ("variants", "o"): OUT | {"native_head": 97},
+        },
+        "variants.o.native_head",
+        ["97 leaves no row", "use at most 96"],
+    ),
+    (
+        {
+            ("variants",): {"m": MLP, "n": MLP | {"k": 1}},
+            ("headline",): "m",
+            ("sweeps",): {"mlp": {"variants": ["m", "n"]}},
+        },
+        "sweeps.mlp.variants",
+        ["all have method: mlp"],
+    ),
+    (
+        {("perplexity", "chunks"): 1, ("sweeps",): {"improved": {"variants": ["ridge_k1"]}}},
+        "perplexity.chunks",
+        ["sweeps.improved", "at least 2"],
+    ),
+    (
+        {("variants", "k-k2"): RECIPE, ("sweeps",): {"k": {"base": RECIPE, "over": {"k": [2]}}}},
+        "variants.k-k2",
+        ["sweeps.k.over", "rename"],
+    ),
+    (
+        {
+            ("variants", "k-k2"): RECIPE | {"k": 2, "rope": "coupled"},
+            ("sweeps",): {"k": {"base": RECIPE, "over": {"k": [2]}}},
+        },
+        "variants.k-k2",
+        ["sweeps.k.over", "rename"],
+    ),
+    (
+        {("variants", "k-k2"): RECIPE | {"k": 2}, ("sweeps",): {"k": {"over": {"k": [2]}}}},
+        "variants.k-k2",
+        ["sweeps.k.over", "rename"],
+    ),
+    ({("fit",): {"memory_mb": 20}}, "fit.memory_mb", ["20 MB is too little", "8 source layers", "need at least"]),
+    (
+        {("fit",): {"memory_mb": 20}, ("variants",): {"m": MLP, "r": RECIPE}, ("headline",): "m"},
+        "fit.memory_mb",
+        ["8 source layers"],
+    ),
+    (
+        {("fit",): {"memory_mb": 500}, ("greedy",): {"pairs": ["20l-to-30l"]}},
+        "fit.memory_mb",
+        ["500 MB is too little", "greedy selection for pair '20l-to-30l' needs", "greedy.pairs"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "named", "parts"), WRONG_TOGETHER, ids=lambda part: str(part)[:40])
+def test_what_does_not_go_together_is_refused(workplace, shipped, values, named, parts):
+    message = refusal(workplace, shipped, [(CONFIG, key, value) for key, value in values.items()])
+    assert message.startswith(f"{CONFIG}: {named}: ")
+    assert all(part in message for part in parts), message
+
+
+TOGETHER = [
+    {("perplexity",): {"corpus": "wikitext-2", "documents": "all"}, ("pairs",): ["24l-to-30l"]},
+    {("calibration",): {"corpus": "qasper", "length": 100, "stride": 8}, ("variants", "o"): OUT | {"native_head": 96}},
+    {("sweeps",): {"mlp": {"variants": ["m"]}}, ("variants", "m"): MLP},
+    {("perplexity", "chunks"): 2, ("sweeps",): {"improved": {"variants": ["ridge_k1"]}}},
+    {("variants", "k-k2"): RECIPE | {"k": 2}, ("sweeps",): {"k": {"base": RECIPE, "over": {"k": [2]}}}},
+    {
+        ("evaluation",): {"full": True, "benchmarks": {"mmlu": {"limit": 10}}},
+        ("sweeps",): {"k": {"variants": ["ridge_k1"], "benchmarks": {"mmlu": {"limit": 11}}}},
+    },
+    {("fit",): {"memory_mb": 20}, ("variants",): {"m": MLP}, ("headline",): "m"},
+    {("pairs",): ["qwen3-0.6b-to-1.7b"], ("fit",): {"memory_mb": 8000}},
+    {("fit",): {"memory_mb": 500}},
+]
+
+
+@pytest.mark.parametrize("values", TOGETHER, ids=lambda part: str(part)[:40])
+def test_what_goes_together_is_taken(workplace, shipped, values):
+    assert load(workplace, shipped, [(CONFIG, key, value) for key, value in values.items()])
+
+
+def test_memory_is_not_judged_where_a_geometry_is_not_known(workplace, shipped):
+    unknown = {"kind": "hub", "repository": "a/b"}
+    changes = [(MODELS, ("models", "qwen3-1.7b"), unknown), (CONFIG, ("pairs",), ["qwen3-0.6b-to-1.7b"])]
+    assert load(workplace, shipped, [*changes, (CONFIG, ("fit",), {"memory_mb": 1})])
+
+
+def test_greedy_selection_is_told_all_that_is_summed(workplace, shipped):
+    """As much memory as the refusal asks for is enough; keys with their rotation on are summed beside the others."""
+    greedy = [(CONFIG, ("greedy",), {"pairs": ["20l-to-30l"]})]
+    coupled = (CONFIG, ("variants", "c"), RECIPE | {"rope": "coupled"})
+    needs = []
+    for changes in (greedy, [*greedy, coupled]):
+        message = refusal(workplace, shipped, [*changes, (CONFIG, ("fit",), {"memory_mb": 500})])
+        needs.append(int(re.search(r"needs (\d+) MB", message)[1]))
+        assert load(workplace, shipped, [*changes, (CONFIG, ("fit",), {"memory_mb": needs[-1]})])
+        assert refusal(workplace, shipped, [*changes, (CONFIG, ("fit",), {"memory_mb": needs[-1] - 1})])
+    assert needs[1] > needs[0]
 
 
 @pytest.mark.parametrize(("key", "value", "named", "parts"), WRONG_CONFIG, ids=lambda part: str(part)[:40])

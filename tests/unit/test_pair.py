@@ -138,8 +138,8 @@ def test_held_out_rows_are_not_in_the_moments(models, dumps, moments, tmp_path):
     assert torch.equal(again.full["k"].xx, moments.full["k"].xx)
 
 
-# All columns of both kinds need 257,536 bytes, and less arithmetic than all source layers for each target layer would.
-@pytest.mark.parametrize(("k", "memory", "full"), [("all", 257_536, True), ("all", 257_535, False), (1, 10**9, False)])
+# All columns of both kinds need 861,696 bytes, and less arithmetic than all source layers for each target layer would.
+@pytest.mark.parametrize(("k", "memory", "full"), [("all", 861_696, True), ("all", 861_695, False), (1, 10**9, False)])
 def test_without_the_memory_or_where_it_is_dearer_heads_alone_are_summed(dumps, monkeypatch, k, memory, full):
     monkeypatch.setattr(pair, "MB", 1)
     moments = accumulate(*dumps, Extent(COUNT, EARLY, k, memory))

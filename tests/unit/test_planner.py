@@ -1,36 +1,52 @@
 """Sizes of the paper's six pairs to the digits that it prints, a small config by hand, and what cannot be planned says so."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from kvferry.config import load_project, read_yaml
-from kvferry.fit.budget import Sums
+from kvferry.config import Geometry, load_project, read_yaml
+from kvferry.files import write_json
+from kvferry.fit.budget import MB, Choice, Sums, choice_of
+from kvferry.fit.pair import Extent
+from kvferry.kv.dump import INDEX
 from kvferry.planner import GIB, Plan, Unplanned, main, plan_config, plan_paper, written
 from kvferry.report.paper import Paper
+from kvferry.work import moments_of
 
 ROOT = Path(__file__).parents[2]
 SCHEMAS = ROOT / "workflow/schemas"
 RIDGE = {"method": "ridge", "lambda": 0.01}
 PAPER = Paper()
 PAIRS = list(PAPER.table("table10").index)
+SHIPPED = sorted(file.name for file in (ROOT / "config").glob("*.yaml") if "variants" in read_yaml(file))
+GEOMETRIES = Geometry(24, 3, 64), Geometry(30, 3, 64)
+CALIBRATION = {"corpus": "qasper", "sequences": 10, "held_out": 2, "length": 9, "stride": 2}
 
 
-def project_of(root=ROOT, memory_mb=3000, **changes):
-    """A checked config of one pair of the default family with a dump of 10 + 2 sequences of 9 tokens, every second kept."""
-    config = {
+def config_of(memory_mb=3000, **changes):
+    """A config of one pair of the default family with a dump of 10 + 2 sequences of 9 tokens, every second kept."""
+    return {
         "pairs": ["24l-to-30l"],
         "compute": {"dtype": "bfloat16"},
-        "calibration": {"corpus": "qasper", "sequences": 10, "held_out": 2, "length": 9, "stride": 2},
+        "calibration": CALIBRATION,
         "fit": {"memory_mb": memory_mb},
         "variants": {"first": {**RIDGE, "k": 2}, "more": {**RIDGE, "k": 8}, "less": {**RIDGE, "k": 1}},
         "headline": "first",
         "evaluation": {"benchmarks": {"hellaswag": {}}},
         "perplexity": {"corpus": "qasper"},
-    }
-    return load_project(config | changes, "config.yaml", SCHEMAS, root)
+    } | changes
+
+
+def project_of(root=ROOT, **changes):
+    """The config, checked."""
+    return load_project(config_of(**changes), "config.yaml", SCHEMAS, root)
+
+
+def shipped(name):
+    return load_project(read_yaml(ROOT / "config" / name), name, SCHEMAS, ROOT)
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +107,78 @@ def test_a_small_config_by_hand():
     assert plan.paper_parameters is None
 
 
-def test_moments_are_those_of_the_chosen_way():
-    project = project_of(variants={"first": {**RIDGE, "k": "all"}})
-    (plan,) = plan_config(project)
-    sums = Sums(project.geometry("smollm2-24l"), project.geometry("smollm2-135m"), 24, 50)
-    assert (plan.moments.way, plan.moments.bytes) == ("full", sums.bytes("full", 30))
-    assert plan.moments_flops == sums.flops("full")
+def test_moments_are_summed_once_for_all_that_can_be_cut_from_them():
+    project = project_of(variants={"first": {**RIDGE, "k": 2}, "more": {**RIDGE, "k": "all"}})
+    sums = Sums.over(*GEOMETRIES, 24, 10, project.config["calibration"])
+    for plan in plan_config(project):
+        assert plan.moments == Choice("full", 1, 30, sums.bytes("full", 30))
+        assert plan.moments_flops == sums.flops("full")
+
+
+def test_layer_by_layer_they_are_summed_for_the_largest_k_that_shares_them():
+    variants = {
+        "first": {**RIDGE, "k": 2},
+        "more": {**RIDGE, "k": 4, "rope": "not_reapplied"},
+        "fewer": {**RIDGE, "k": 3, "sequences": 4},
+        "coupled": {**RIDGE, "k": 6, "rope": "coupled"},
+        "sink": {**RIDGE, "k": 7, "row_weights": "sink"},
+        "attention": {**RIDGE, "k": 8, "row_weights": "attention"},
+    }
+    # Full sums would be cheaper, but do not fit.
+    memory_mb = 500
+
+    def planned(headline):
+        project = project_of(memory_mb=memory_mb, variants=variants, headline=headline)
+        return next(plan for plan in plan_config(project) if plan.variant == headline)
+
+    for headline, k, sequences in (
+        ("first", 4, 10),
+        ("fewer", 3, 4),
+        ("coupled", 6, 10),
+        ("sink", 7, 10),
+        ("attention", 8, 10),
+    ):
+        sums = Sums.over(*GEOMETRIES, k, sequences, CALIBRATION)
+        plan = planned(headline)
+        assert plan.moments == choice_of(sums, memory_mb * MB, per_layer_only=True)
+        assert plan.moments_flops == sums.flops("per_layer")
+
+
+def test_rows_of_their_own_are_never_summed_full():
+    fewer = {"first": {**RIDGE, "k": "all", "sequences": 4}}
+    assert [only(variants=recipes).moments.way for recipes in (fewer, {"first": {**RIDGE, "k": "all"}})] == [
+        "per_layer",
+        "full",
+    ]
+
+
+def test_the_default_pair_is_planned_as_it_is_summed(tmp_path):
+    """Keys with rotation, rows apart and all columns, as `accumulate` decides from the dumps."""
+    project = shipped("config.yaml")
+    how = moments_of(project, "24l-to-30l")
+    for role, geometry in zip(("source", "target"), GEOMETRIES, strict=True):
+        identity = {"tokenizer_sha256": "same"}
+        index = {"identity": identity, "geometry": vars(geometry), "calibration": project.config["calibration"]}
+        write_json(tmp_path / role / INDEX, index)
+    assert (how["k"], how["coupled"], how["early"]) == ("all", True, 16)
+    needed = Sums.over(*GEOMETRIES, 24, 48, project.config["calibration"], kinds=3, early=16).bytes("full", 30)
+    for memory_mb, full in ((project.config["fit"]["memory_mb"], True), (-(-needed // MB) - 1, False)):
+        tight = replace(project, config=project.config | {"fit": {"memory_mb": memory_mb}})
+        plan = next(plan for plan in plan_config(tight) if plan.pair == "24l-to-30l")
+        assert Extent(**how | {"memory_mb": memory_mb}).full(tmp_path / "source", tmp_path / "target") == full
+        assert (plan.moments.way == "full") == full
+        assert (plan.moments.bytes == needed) == full
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_pair_of_a_shipped_config_fits_its_memory(name):
+    project = shipped(name)
+    plans = plan_config(project)
+    assert {plan.pair for plan in plans} == set(project.config["pairs"])
+    for plan in plans:
+        assert isinstance(plan, Plan), plan
+        assert plan.note is None
+        assert plan.moments.bytes <= project.config["fit"]["memory_mb"] * MB
 
 
 def test_the_headline_and_the_largest_k_are_planned_once_each():
@@ -141,10 +223,12 @@ def test_rows_weighed_by_attention_are_summed_a_layer_at_a_time():
 
 
 def test_too_little_memory_is_said_and_the_rest_is_planned():
-    plan = only(memory_mb=1, variants={"first": {**RIDGE, "k": 2}})
+    plans = dict(zip(PAIRS, plan_paper(project_of(memory_mb=20_000)), strict=True))
+    plan, fits = plans["Ministral 3 3B→8B"], plans["Qwen3 14B→32B"]
     assert plan.moments is None
-    assert plan.note.startswith("fit.memory_mb: 1 MB is too little")
-    assert plan.parameters == by_recipe()["first"].parameters
+    assert plan.note.startswith("fit.memory_mb: 20000 MB is too little; moments on 26 source layers")
+    assert plan.parameters == pytest.approx(PAPER.value("table12", "Ministral 3 3B→8B", "parameters"), rel=0.01)
+    assert (fits.moments.way, fits.note) == ("per_layer", None)
     assert plan.note in written([plan])
 
 
@@ -196,7 +280,7 @@ def test_columns_of_numbers_end_together(paper_plans):
 def config_file(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(project_of().config))
+    path.write_text(yaml.safe_dump(config_of()))
     return path
 
 

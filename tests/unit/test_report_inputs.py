@@ -22,11 +22,16 @@ CONFIG = {
     "variants": {"ridge_k8": {}, "ridge_k1": {}},
     "headline": "ridge_k8",
     "sweeps": {"others": {"pairs": ["small-to-big"], "variants": ["ridge_k1"], "benchmarks": {}}},
-    "evaluation": {"full": False, "benchmarks": {name: {"limit": 100} for name in CHANCE}},
+    "evaluation": {"full": False, "systems_a_job": 18, "benchmarks": {name: {"limit": 100} for name in CHANCE}},
     "statistics": {"bootstrap": 400, "seed": 0},
 }
 PAIRS = {"small-to-big": {"source": "small", "target": "big"}}
 PAPER_PAIRS = {"small-to-big": {"source": "small", "target": "big", "paper": "Qwen3 14B→32B"}}
+
+
+def only(*benchmarks):
+    """The configuration with these benchmarks alone."""
+    return CONFIG | {"evaluation": CONFIG["evaluation"] | {"benchmarks": {name: {"limit": 100} for name in benchmarks}}}
 
 
 def accuracy_items(correct, n=100):
@@ -107,7 +112,8 @@ def recipe(**changes):
         "rope": "stripped",
         "support": "all_heads",
     }
-    plain |= {"row_weights": "uniform", "corpus": "prose", "sequences": 64, "native_head": 0, "head_rows": "kept"}
+    plain |= {"row_weights": "uniform", "sink_positions": 4, "sink_weight": 16.0, "dtype": "float32"}
+    plain |= {"corpus": "prose", "sequences": 64, "native_head": 0, "head_rows": "kept"}
     return plain | changes
 
 
@@ -134,8 +140,7 @@ def test_load_reads_all_and_keeps_the_order_of_the_configuration(tmp_path):
 
 
 def test_what_the_configuration_does_not_name_is_left_alone(tmp_path):
-    evaluation = {"full": False, "benchmarks": {"mmlu": {"limit": 100}}}
-    config = CONFIG | {"variants": {"ridge_k8": {}}, "sweeps": {}, "evaluation": evaluation}
+    config = only("mmlu") | {"variants": {"ridge_k8": {}}, "sweeps": {}}
     results = Results.load(build(tmp_path), config, PAIRS)
     assert results.benchmarks == ["mmlu"]
     assert results.systems("small-to-big") == ["ridge_k8", "zero_cache"]

@@ -86,6 +86,14 @@ def test_kl_has_a_panel_even_where_no_benchmark_has(tmp_path, saved):
     assert [text.get_text() for text in saved[0].legends[0].get_texts()] == [PAIR, "all source layers"]
 
 
+@pytest.mark.parametrize(("figure", "name"), [("fig6_accuracy_vs_k", "k"), ("fig7_component_removal", "components")])
+def test_a_figure_of_a_sweep_without_variants_is_refused(tmp_path, figure, name):
+    config = SWEPT_CONFIG | {"sweeps": SWEPT_CONFIG["sweeps"] | {name: sweep(hellaswag=20)}}
+    with pytest.raises(KvferryError, match=rf"sweeps\.{name}: names no variants"):
+        FIGURES[figure](load(build_swept(tmp_path), config), tmp_path / figure)
+    assert not list(tmp_path.glob(f"{figure}.*"))
+
+
 def test_crowded_numbers_leave_room():
     numbers = tick_numbers(list(range(1, FULL + 1)))
     assert numbers[-3:] == ["", "", "24"]

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from test_report_inputs import PAPER_PAIRS, accuracy_items, perplexity_items, write_json, write_native, write_transfer
-from test_report_sweeps import FULL, PAIR, SWEPT_CONFIG, build_swept, few_items, load, sweep, swept_manifest
+from test_report_inputs import PAPER_PAIRS, accuracy_items, perplexity_items, write_native, write_transfer
+from test_report_sweeps import FULL, PAIR, SWEPT_CONFIG, build_swept, few_items, load, sweep
 
 from kvferry.errors import KvferryError
 from kvferry.records import Item
@@ -52,6 +52,26 @@ def test_a_table_without_its_sweep_is_refused(tmp_path, table, name):
     left = {key: value for key, value in SWEPT_CONFIG["sweeps"].items() if key != name}
     results = replace(load(build_swept(tmp_path)), sweeps=left)
     with pytest.raises(KvferryError, match=rf"sweeps\.{name}: "):
+        TABLES[table](results)
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        ("table2_ablation", "components"),
+        ("table3_mlp", "mlp"),
+        ("table7_r2_vs_k", "k"),
+        ("table8_calibration", "lambda"),
+        ("table8_calibration", "sequences"),
+        ("table8_calibration", "domain"),
+        ("table9_domain", "domain"),
+        ("table17_loo_k", "k"),
+        ("improved", "improved"),
+    ],
+)
+def test_a_table_of_a_sweep_without_variants_is_refused(tmp_path, table, name):
+    results = load(build_swept(tmp_path), with_sweep(name, sweep(hellaswag=20)))
+    with pytest.raises(KvferryError, match=rf"sweeps\.{name}: names no variants"):
         TABLES[table](results)
 
 
@@ -159,6 +179,12 @@ def test_the_papers_calibration_needs_the_same_k(tmp_path):
     assert frame["hellaswag_paper"].isna().all()
 
 
+def test_domains_without_a_benchmark_have_no_mean(tmp_path):
+    results = load(build_swept(tmp_path), with_sweep("domain", sweep("ridge_k8", "code")), pairs=PAPER_PAIRS)
+    frame = TABLES["table9_domain"](results)
+    assert (frame["mean"].tolist(), frame["mean_paper"].tolist()) == (["undefined"] * 2, [None] * 2)
+
+
 def test_domains_with_their_mean(tmp_path):
     frame = TABLES["table9_domain"](load(build_swept(tmp_path), pairs=PAPER_PAIRS))
     code = row(frame, domain="CodeAlpaca")
@@ -225,23 +251,26 @@ def test_the_papers_choice_stands_beside_ours(tmp_path):
     assert (found["k_paper"], found["k_without_mmlu_paper"], found["largest_move_pp_paper"]) == (8, 10, 0.61)
 
 
-def test_existing_tables_have_all_variants_of_a_pair_on_their_own_items(tmp_path):
+def test_tables_of_all_systems_have_variants_on_their_own_items(tmp_path):
     results = load(build_swept(tmp_path))
     assert TABLES["table12_size"](results)["system"].tolist() == list(SWEPT_CONFIG["variants"])
-    gap = row(TABLES["gap_recovered"](results), system="code", benchmark="hellaswag")
-    assert (gap["n"], gap["value"], gap["source"], gap["target"]) == (20, 60, 60, 90)
-    assert gap["gap_recovered"] == pytest.approx(0)
+    gap = row(TABLES["gap_recovered"](results), system="k2", benchmark="hellaswag")
+    assert (gap["n"], gap["value"], gap["source"], gap["target"]) == (20, 65, 60, 90)
+    assert gap["gap_recovered"] == pytest.approx(100 / 6)
     assert row(TABLES["gap_recovered"](results), system="ridge_k8", benchmark="hellaswag")["n"] == 100
-    score = row(TABLES["table13_accuracy"](results), system="code")
-    assert (score["hellaswag"], score["hellaswag_n"], score["mmlu"]) == (60, 20, None)
+    score = row(TABLES["table13_accuracy"](results), system="unturned")
+    assert (score["hellaswag"], score["hellaswag_n"], score["mmlu"]) == (25, 20, None)
 
 
-def test_the_papers_size_is_of_a_linear_mapper_that_reads_all_heads(tmp_path):
-    build_swept(tmp_path)
-    write_json(tmp_path / f"pairs/{PAIR}/mappers/small/manifest.json", swept_manifest(8, {"support": "same_head"}))
-    frame = TABLES["table12_size"](load(tmp_path, pairs=PAPER_PAIRS)).set_index("system")["parameters_paper"]
-    assert frame[["ridge_k8", "head4"]].tolist() == [1.07e9] * 2
-    assert frame[["small", "mlp_k8", "k2"]].isna().all()
+def test_accuracy_and_gap_show_the_same_systems(tmp_path):
+    results = load(build_swept(tmp_path))
+    shown = results.systems(PAIR)
+    assert TABLES["table13_accuracy"](results)["system"].tolist() == ["alone", "own cache injected", "alone", *shown]
+    assert list(dict.fromkeys(TABLES["gap_recovered"](results)["system"])) == shown
+    left_out = [name for name in results.variants_of(PAIR) if name not in shown]
+    elsewhere = [TABLES[table](results)["system"] for table in ("table8_calibration", "table9_domain", "improved")]
+    assert set(left_out) == {"lambda_0", "lambda_tiny", "few", "code", "head4", "small", "tempting"}
+    assert set(left_out) <= set(pd.concat(elsewhere))
 
 
 def test_the_paper_is_looked_up_by_numbers_and_words():

@@ -24,13 +24,14 @@ from kvferry.report.items import TARGET, aligned_scores, every_other_chunk, limi
 
 PAIR = "small-to-big"
 FULL = 24  # layers of the source
+PAPERS_MLP = {"width": 1024, "epochs": 20, "batch": 4096, "learning_rate": 0.001, "patience": 0, "seed": 0}
 # name: (k, other parts of the recipe, right answers of 20, nats a token, KL in even chunks, KL in odd chunks)
 SWEPT = {
     "k2": (2, {}, 13, 2.8, 0.3, 0.3),
     "all": (FULL, {}, 15, 2.7, 0.25, 0.25),
     "unturned": (8, {"rope": "not_reapplied"}, 5, 4.0, 1.5, 1.5),
     "unturned_k1_ols": (1, {"rope": "not_reapplied", "method": "ols", "lambda": 0.0}, 2, 5.0, 2.5, 2.5),
-    "mlp_k8": (8, {"method": "mlp", "lambda": 0.0}, 17, 2.55, 0.15, 0.15),
+    "mlp_k8": (8, {"method": "mlp", "lambda": 0.0, "mlp": PAPERS_MLP}, 17, 2.55, 0.15, 0.15),
     "lambda_0": (8, {"lambda": 0.0, "lambda_scale": "sum"}, 15, 2.6, 0.2, 0.2),
     "lambda_tiny": (8, {"lambda": 1e-4, "lambda_scale": "trace"}, 15, 2.6, 0.2, 0.2),
     "few": (8, {"sequences": 100}, 14, 2.7, 0.3, 0.3),
@@ -137,6 +138,31 @@ def test_a_missing_record_is_named(tmp_path, place):
 def test_a_sweep_that_is_not_configured_is_refused(tmp_path):
     with pytest.raises(KvferryError, match=r"sweeps\.mlp: this configuration has no such sweep"):
         load(build(tmp_path), CONFIG).sweep("mlp")
+
+
+def test_a_sweep_without_variants_is_refused_when_it_is_asked_for(tmp_path):
+    results = load(build(tmp_path), CONFIG | {"sweeps": {"k": sweep(hellaswag=20)}})
+    with pytest.raises(KvferryError, match=r"sweeps\.k: names no variants"):
+        results.sweep("k")
+
+
+def test_tables_of_all_systems_leave_out_what_has_a_table_of_its_own(tmp_path):
+    found = load(build_swept(tmp_path)).systems(PAIR)
+    assert found == ["ridge_k8", "ridge_k1", "k2", "all", "unturned", "unturned_k1_ols", "mlp_k8", "zero_cache"]
+
+
+@pytest.mark.parametrize("name", ["others", "unlisted", "of_any_name"])
+def test_variants_of_a_sweep_without_a_table_are_among_all_systems(tmp_path, name):
+    config = SWEPT_CONFIG | {"sweeps": SWEPT_CONFIG["sweeps"] | {name: sweep("few", "head4")}}
+    found = load(build_swept(tmp_path), config).systems(PAIR)
+    assert set(found) - set(load(tmp_path).systems(PAIR)) == {"few", "head4"}
+    assert found.index("few") < found.index("head4") < found.index("zero_cache")
+
+
+def test_a_sweep_of_other_pairs_brings_nothing_into_the_tables_of_a_pair(tmp_path):
+    elsewhere = sweep("few") | {"pairs": ["another"]}
+    config = SWEPT_CONFIG | {"sweeps": SWEPT_CONFIG["sweeps"] | {"others": elsewhere}}
+    assert "few" not in load(build_swept(tmp_path), config).systems(PAIR)
 
 
 def test_a_smaller_sample_is_compared_on_its_own_items(tmp_path):

@@ -105,3 +105,12 @@ def test_moments_are_summed_for_the_largest_k_unless_more_is_wanted():
     plain = load_project(without | {"variants": variants, "sweeps": {}}, "ci.yaml", ROOT / "workflow/schemas", ROOT)
     assert work.moments_of(plain, PAIR)["k"] == 4
     assert work.moments_of(project(variants=variants, sweeps={}), PAIR)["k"] == "all"
+
+
+def test_a_full_run_answers_every_item_of_a_sweeps_benchmarks():
+    sweeps = {"k": {"base": BASE, "over": {"k": [1]}, "benchmarks": {"hellaswag": {"limit": 2}}}}
+    evaluation = project().config["evaluation"] | {"full": True}
+    assert work.limits_of(project(sweeps=sweeps), "24l-to-30l", "ridge_k1") == {"hellaswag": 2}
+    assert work.limits_of(project(sweeps=sweeps, evaluation=evaluation), "24l-to-30l", "ridge_k1") == {
+        "hellaswag": None
+    }

@@ -13,7 +13,7 @@ from typing import Any
 from kvferry.config import Geometry
 from kvferry.errors import KvferryError
 from kvferry.files import fingerprint
-from kvferry.fit.budget import MB, choose
+from kvferry.fit.budget import MB, Sums, choice_of
 from kvferry.fit.mlp import fit_mlp
 from kvferry.fit.pair import K_COUPLED, PairMoments
 from kvferry.fit.quality import applied_r2
@@ -144,8 +144,8 @@ def _systems(rows: Calibration, recipes: dict[str, Recipe], rule: RowRule, coupl
     source, target = rows.geometry("source"), rows.geometry("target")
     most = max(source.layers if recipe["k"] == "all" else recipe["k"] for recipe in recipes.values())
     sequences = next(iter(recipes.values()))["sequences"]
-    tokens = sequences * check_match(rows.source, rows.target)["source"]["calibration"]["length"]
-    way = choose(source, target, most, tokens, rows.memory_mb * MB, per_layer_only=True)
+    sums = Sums.over(source, target, most, sequences, check_match(rows.source, rows.target)["source"]["calibration"])
+    way = choice_of(sums, rows.memory_mb * MB, per_layer_only=True)
     layers = list(range(target.layers))
     groups = [layers[start : start + way.layers_a_pass] for start in range(0, len(layers), way.layers_a_pass)]
     ranked = [sorted(ranking) if most == source.layers else ranking[:most] for ranking in rows.ranking]

@@ -19,7 +19,7 @@ from torch import Tensor
 from kvferry.config import Geometry
 from kvferry.errors import KvferryError
 from kvferry.files import read_json, sha256_file, write_json, written_whole
-from kvferry.fit.budget import MB, choose
+from kvferry.fit.budget import MB, Sums, fits_full
 from kvferry.fit.moments import FIELDS, Moments
 from kvferry.fit.rows import Shape, check_match, features, first_sequences, head_columns, source_head, width
 from kvferry.fit.weights import ATTENTION, RowRule
@@ -108,12 +108,12 @@ class Extent:
     coupled: bool = False
 
     def full(self, source: Path, target: Path) -> bool:
-        """Whether to sum over all columns."""
+        """Whether to sum over all columns. A memory that does not even hold one target layer is for the fit to refuse."""
         indices = check_match(source, target)
         own, other = (Geometry(**indices[role]["geometry"]) for role in ("source", "target"))
-        k = own.layers if self.k == "all" else int(self.k)
-        rows = self.sequences * indices["source"]["calibration"]["length"]
-        return choose(own, other, k, rows, self.memory_mb * MB, kinds=2 + self.coupled).way == "full"
+        k, kinds = own.layers if self.k == "all" else int(self.k), 2 + self.coupled
+        sums = Sums.over(own, other, k, self.sequences, indices["source"]["calibration"], kinds, self.early)
+        return fits_full(sums, self.memory_mb * MB)
 
 
 def accumulate(source: Path, target: Path, extent: Extent, device: str = "cpu") -> PairMoments:

@@ -5,7 +5,7 @@ Knows where the workflow puts records, cards and manifests. Does not know statis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from kvferry.errors import KvferryError
 from kvferry.files import read_json
 from kvferry.records import NATIVE, NATIVE_INJECTED, PERPLEXITY, ZERO_CACHE, Record, read_record
 from kvferry.report.paper import FIVE, PAPER_ROOT, Paper
+from kvferry.report.papers_recipe import RIDGE, STRIPPED, is_papers
+from kvferry.report.wanted import SHOWN_APART
 from kvferry.work import evaluation_jobs, measured, variants_of
 
 SOURCE = "source alone"
@@ -84,17 +86,25 @@ class Results:
         return _models(self.pairs)
 
     def systems(self, pair: str) -> list[str]:
-        """Mapper variants of a pair in the order of the configuration, then the zero cache if it was run."""
-        return [s for s in (*self.variants, ZERO_CACHE) if (pair, s, PERPLEXITY) in self.transfers]
+        """What tables of all systems show of a pair: variants in the order of the configuration, then the zero cache, if run.
+
+        Variants that only sweeps of SHOWN_APART have on this pair are left to the tables of these sweeps.
+        """
+        here = [sweep for sweep in self.sweeps.values() if pair in sweep.pairs and sweep.name not in SHOWN_APART]
+        shown = {self.headline, *(variant for sweep in here for variant in sweep.variants)}
+        named = [*(name for name in self.variants if name in shown), ZERO_CACHE]
+        return [name for name in named if (pair, name, PERPLEXITY) in self.transfers]
 
     def variants_of(self, pair: str) -> list[str]:
         """Mapper variants that were run on a pair, in the order of the configuration."""
         return [name for name in self.variants if (pair, name) in self.manifests]
 
     def sweep(self, name: str) -> Sweep:
-        """A sweep of the configuration. Raises KvferryError if there is none of this name."""
+        """A sweep of the configuration. Raises KvferryError if there is none of this name, or no variant in it."""
         if name not in self.sweeps:
             raise KvferryError(f"sweeps.{name}: this configuration has no such sweep; add it, or leave its tables out")
+        if not self.sweeps[name].variants:
+            raise KvferryError(f"sweeps.{name}: names no variants, so there is nothing to compare; add some")
         return self.sweeps[name]
 
     def pairs_of(self, sweep: Sweep) -> list[Pair]:
@@ -105,10 +115,19 @@ class Results:
         """The recipe of a mapper, as it says itself."""
         return self.manifests[pair, variant]["recipe"]
 
-    def comparable(self, pair: Pair, variant: str | None = None) -> str | None:
-        """The paper's name of a pair, if its transfer used as many source layers as `variant` (or the headline) here."""
-        k = self.k(pair.name, variant or self.headline)
-        return pair.paper if pair.paper is not None and self.paper.value("table10", pair.paper, "k") == k else None
+    def comparable(
+        self,
+        pair: Pair,
+        variant: str | None = None,
+        *,
+        methods: Container[str] = (RIDGE,),
+        ropes: Container[str] = (STRIPPED,),
+    ) -> str | None:
+        """The paper's name of a pair, if `variant` (or the headline) is of the paper's shape and has its k for that pair."""
+        name = variant or self.headline
+        if pair.paper is None or not is_papers(self.recipe(pair.name, name), methods, ropes):
+            return None
+        return pair.paper if self.paper.value("table10", pair.paper, "k") == self.k(pair.name, name) else None
 
     def k(self, pair: str, variant: str) -> int:
         """Number of source layers that a target layer reads, counted in the mapper itself."""

@@ -10,6 +10,8 @@ from typing import Any
 
 COMPONENTS, MLP, BY_K, IMPROVED = "components", "mlp", "k", "improved"
 LAMBDA, SEQUENCES, DOMAIN = "lambda", "sequences", "domain"
+# Sweeps whose tables print the scores of their variants, so that tables of all systems need not repeat them.
+SHOWN_APART = (LAMBDA, SEQUENCES, DOMAIN, IMPROVED)
 BARS = ("arc_challenge", "hellaswag", "mmlu")
 
 # Tables in the order of the report, with the sweeps of which any one is enough; a table that needs none is always there.

@@ -10,6 +10,7 @@ from kvferry.report.inputs import SOURCE, Pair, Results, Sweep
 from kvferry.report.items import TARGET, Items
 from kvferry.report.labels import Recipe, difference, whole
 from kvferry.report.paper import ABLATED
+from kvferry.report.papers_recipe import LINEAR, ROPES, is_papers, method_of
 from kvferry.report.tables.cells import Row, frame_of
 from kvferry.report.tables.scores import items_of_sweep, scores_on
 from kvferry.report.wanted import COMPONENTS
@@ -49,7 +50,9 @@ def _rows(results: Results, sweep: Sweep, pair: Pair) -> list[Row]:
 
 
 def _paper_row(recipe: Recipe) -> str | None:
-    return PAPER_ROWS.get((recipe.get("rope"), recipe["k"], recipe["method"]))
+    if not is_papers(recipe, LINEAR, ROPES):
+        return None
+    return PAPER_ROWS.get((recipe["rope"], recipe["k"], method_of(recipe)))
 
 
 def _scores(results: Results, pair: Pair, system: str, items: Mapping[str, Items], paper_row: str | None) -> Row:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from kvferry.report.inputs import Pair, Results
+from kvferry.report.papers_recipe import LINEAR, ROPES
 from kvferry.report.tables.cells import PAPER, Row, frame_of
 
 SHAPE = ("layers", "kv_heads", "head_dim")
@@ -42,7 +43,7 @@ def table12_size(results: Results) -> pd.DataFrame:
 def _size_row(results: Results, pair: Pair, variant: str) -> Row:
     manifest, k = results.manifests[pair.name, variant], results.k(pair.name, variant)
     recipe, parameters = manifest["recipe"], manifest["parameters"]
-    as_in_paper = _papers_shape(results, pair, recipe, k)
+    as_in_paper = results.comparable(pair, variant, methods=LINEAR, ropes=ROPES) is not None
     return {
         "pair": pair.name,
         "system": variant,
@@ -58,12 +59,6 @@ def _size_row(results: Results, pair: Pair, variant: str) -> Row:
         **fit_quality(manifest),
         "held_out_rows": manifest["held_out_rows"],
     }
-
-
-def _papers_shape(results: Results, pair: Pair, recipe: dict[str, Any], k: int) -> bool:
-    """Whether a mapper has the shape of the paper's for this pair: linear, all heads, as many source layers."""
-    other = recipe["method"] == "mlp" or recipe.get("support") == "same_head"
-    return not other and pair.paper is not None and results.paper.value("table12", pair.paper, "k") == k
 
 
 def fit_quality(manifest: dict[str, Any]) -> Row:

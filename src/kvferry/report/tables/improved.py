@@ -15,14 +15,14 @@ from kvferry.records import APPLY_TIME, NEXT_TOKEN_KL, PERPLEXITY, TOP1_AGREEMEN
 from kvferry.report import compare
 from kvferry.report.inputs import SOURCE, Pair, Results, Sweep
 from kvferry.report.items import TARGET, Items, every_other_chunk, limited, record_of
+from kvferry.report.names import GAINED
+from kvferry.report.papers_recipe import LINEAR
 from kvferry.report.tables.cells import N, Row, cells, empty, frame_of
 from kvferry.report.tables.scores import OVER_CHUNKS, SCALES, items_of_sweep, scores_on
 from kvferry.report.wanted import IMPROVED
 
-CLOSED_FORM = ("ridge", "ols")
 SMALL = 4  # a small recipe has at most one part in this many of the headline's parameters
 PARTS = ("native_head", "row_weights", "support", "head_rows", "method")
-GAINED = "_vs_headline"
 SELECTION = NEXT_TOKEN_KL + "_selection"
 
 
@@ -62,7 +62,7 @@ def _selection(results: Results, pair: Pair, variants: list[str], even: Items) -
 def _marks(results: Results, pair: Pair, selection: Mapping[str, float]) -> dict[str, str]:
     """`best`, `best small`, or both, by variant; equal KL goes to the smaller mapper."""
     sizes = {name: results.manifests[pair.name, name]["parameters"] for name in selection}
-    closed = [name for name in selection if results.recipe(pair.name, name)["method"] in CLOSED_FORM]
+    closed = [name for name in selection if results.recipe(pair.name, name)["method"] in LINEAR]
     small = [name for name in closed if SMALL * sizes[name] <= sizes[results.headline]]
     marks: dict[str, str] = {}
     for word, names in (("best", closed), ("best small", small)):

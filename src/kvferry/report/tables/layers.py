@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
@@ -10,7 +10,8 @@ from kvferry.records import NEXT_TOKEN_KL
 from kvferry.report import compare
 from kvferry.report.inputs import Pair, Results, Sweep
 from kvferry.report.items import Items, limited, record_of
-from kvferry.report.names import BENCHMARKS
+from kvferry.report.names import BENCHMARKS, OF_ALL
+from kvferry.report.papers_recipe import is_papers
 from kvferry.report.stats import Undefined, mean_of
 from kvferry.report.tables.cells import PAPER, Row, cell, cells, frame_of
 from kvferry.report.tables.geometry import fit_quality
@@ -20,7 +21,6 @@ from kvferry.report.wanted import BY_K
 CHOOSING = ("hellaswag", "mmlu", "arc_challenge")
 NEAR_TIE = 0.5  # percentage points: within it the larger k is taken (the paper)
 ROUNDING = 1e-9
-SHARE = "_of_all"
 
 
 def variants_by_k(results: Results, sweep: Sweep, pair: Pair) -> dict[int, str]:
@@ -46,8 +46,8 @@ def _fit_rows(results: Results, sweep: Sweep, pair: Pair) -> list[Row]:
         row: Row = {"pair": pair.name, "system": variant, "k": k, "source_layers": layers, "rows": manifest["rows"]}
         row |= {"p_over_n": manifest["features"] / manifest["rows"]}
         for name, value in fits[k].items():
-            row |= {name: value} | cell(name + SHARE, _share(value, fits.get(layers, {}).get(name)))
-            row |= {name + PAPER: _paper(results, pair, k, name)} if name.endswith("in_sample") else {}
+            row |= {name: value} | cell(name + OF_ALL, _share(value, fits.get(layers, {}).get(name)))
+            row |= {name + PAPER: _paper(results, pair, variant, name)} if name.endswith("in_sample") else {}
         rows.append(row)
     return rows
 
@@ -59,9 +59,14 @@ def _share(value: float, of_all: float | None) -> float | Undefined:
     return 100 * value / of_all if of_all > 0 else Undefined("the R² with all source layers is not above 0")
 
 
-def _paper(results: Results, pair: Pair, k: int, name: str) -> float | None:
-    column = name.removesuffix("_in_sample")
-    return None if pair.paper is None else results.paper.where("table7", column, pair=pair.paper, k=k)
+def _paper(results: Results, pair: Pair, variant: str, name: str) -> float | None:
+    paper, k = _papers_pair(results, pair, [variant]), results.k(pair.name, variant)
+    return None if paper is None else results.paper.where("table7", name.removesuffix("_in_sample"), pair=paper, k=k)
+
+
+def _papers_pair(results: Results, pair: Pair, variants: Iterable[str]) -> str | None:
+    """The paper's name of a pair, if all these variants are of the paper's shape."""
+    return pair.paper if all(is_papers(results.recipe(pair.name, variant)) for variant in variants) else None
 
 
 def table17_loo_k(results: Results) -> pd.DataFrame:
@@ -81,8 +86,9 @@ def _choice_row(results: Results, sweep: Sweep, pair: Pair) -> Row:
     chosen = _chosen(by_k, names)
     without = {left: _without(by_k, names, left) for left in CHOOSING}
     choices = {"k": chosen} | {f"k_without_{left}": k for left, k in without.items()}
+    known = _papers_pair(results, pair, variants.values())
     for name, k in (choices | {"largest_move_pp": _largest_move(by_k, names, chosen, list(without.values()))}).items():
-        paper = None if pair.paper is None else results.paper.value("table17", pair.paper, name)
+        paper = None if known is None else results.paper.value("table17", known, name)
         row |= cell(name, k) | {name + PAPER: paper}
     by_kl = _lowest_kl(results, pair, variants, items[NEXT_TOKEN_KL])
     row |= {"k_by_kl": by_kl, "chunks": len(items[NEXT_TOKEN_KL])}

@@ -11,14 +11,14 @@ from kvferry.records import NEXT_TOKEN_KL, PERPLEXITY
 from kvferry.report import compare
 from kvferry.report.inputs import Pair, Results, Sweep
 from kvferry.report.items import Items
+from kvferry.report.papers_recipe import NETWORK, RIDGE
 from kvferry.report.tables.cells import PAPER, N, Row, cells, empty, frame_of
 from kvferry.report.tables.geometry import fit_quality
 from kvferry.report.tables.scores import items_of_sweep, scores_on
 from kvferry.report.wanted import MLP
 
-METHOD = "mlp"
 HELLASWAG = "hellaswag"
-GAINED = "_vs_ridge"
+OVER_RIDGE = "_vs_ridge"
 
 
 def table3_mlp(results: Results) -> pd.DataFrame:
@@ -43,11 +43,11 @@ def table3_mlp(results: Results) -> pd.DataFrame:
 def _matched(results: Results, sweep: Sweep, pair: Pair) -> list[tuple[str, str]]:
     """(ridge, MLP) for each MLP of the sweep."""
     names = list(dict.fromkeys([*sweep.variants, results.headline]))
-    mlps = [name for name in sweep.variants if results.recipe(pair.name, name)["method"] == METHOD]
-    others = [name for name in names if results.recipe(pair.name, name)["method"] != METHOD]
+    mlps = [name for name in sweep.variants if results.recipe(pair.name, name)["method"] == NETWORK]
+    others = [name for name in names if results.recipe(pair.name, name)["method"] != NETWORK]
     if not mlps or not others:
         raise KvferryError(
-            f"sweeps.{MLP}: compares ridge with method {METHOD}, and one of the two is not there; add it"
+            f"sweeps.{MLP}: compares ridge with method {NETWORK}, and one of the two is not there; add it"
         )
     k = {name: results.k(pair.name, name) for name in names}
     return [(next((other for other in others if k[other] == k[mlp]), others[0]), mlp) for mlp in mlps]
@@ -61,19 +61,19 @@ def _row(results: Results, pair: Pair, system: str, ridge: str | None, items: Ma
         row |= _hellaswag(results, pair, system, ridge, items[HELLASWAG])
     row |= scores_on(results, pair, system, {name: items[name] for name in (PERPLEXITY, NEXT_TOKEN_KL)})
     if ridge is None:
-        row |= empty(NEXT_TOKEN_KL + GAINED)
+        row |= empty(NEXT_TOKEN_KL + OVER_RIDGE)
     else:
         gained = compare.gained(results, pair, system, ridge, NEXT_TOKEN_KL, items[NEXT_TOKEN_KL])
-        row |= cells(NEXT_TOKEN_KL + GAINED, gained, scale=1)
+        row |= cells(NEXT_TOKEN_KL + OVER_RIDGE, gained, scale=1)
     return row | fit_quality(manifest)
 
 
 def _hellaswag(results: Results, pair: Pair, system: str, ridge: str | None, items: Items) -> Row:
     name = HELLASWAG + "_retention"
     row = cells(name, compare.retention(results, pair, system, HELLASWAG, items)) | {name + N: len(items)}
-    paper = results.comparable(pair, system)
-    column = "ridge" if ridge is None else METHOD
+    column = RIDGE if ridge is None else NETWORK
+    paper = results.comparable(pair, system, methods=(column,))
     row |= {name + PAPER: None if paper is None else results.paper.value("table3", paper, column)}
     if ridge is None:
-        return row | empty(HELLASWAG + GAINED)
-    return row | cells(HELLASWAG + GAINED, compare.retention_gained(results, pair, system, ridge, HELLASWAG, items))
+        return row | empty(HELLASWAG + OVER_RIDGE)
+    return row | cells(HELLASWAG + OVER_RIDGE, compare.retention_gained(results, pair, system, ridge, HELLASWAG, items))

@@ -12,7 +12,7 @@ import pandas as pd
 
 from kvferry.errors import KvferryError
 from kvferry.files import write_text
-from kvferry.report.names import column
+from kvferry.report.names import OF_ALL, column
 from kvferry.report.tables.cells import AT_CHANCE, HIGH, LOW, PAPER, REASON, SUFFIXES, UNDEFINED, N
 
 DECIMALS = {"prefix_perplexity": 2, "value": 2, "source": 2, "target": 2, "p_over_n": 3, "parameter_ratio": 2}
@@ -134,7 +134,7 @@ def _decimals(name: str) -> int:
     if base in DECIMALS or base.startswith("k_") or base == "k":
         return DECIMALS.get(base, 0)
     fitting = (digits for prefix, digits in PREFIX_DECIMALS.items() if base.startswith(prefix))
-    return DEFAULT_DECIMALS if base.endswith("_of_all") else next(fitting, DEFAULT_DECIMALS)
+    return DEFAULT_DECIMALS if base.endswith(OF_ALL) else next(fitting, DEFAULT_DECIMALS)
 
 
 def _markdown(shown: pd.DataFrame, notes: list[str], caption: str) -> str:
