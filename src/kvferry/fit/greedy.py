@@ -117,15 +117,17 @@ def _steps(
     state = _Greedy.start(whole.xx, whole.xy[:, outputs], moments.source["layers"])
     taken: list[int] = []
     found, sum_of_gains = [], 0.0
-    for step in range(1, min(steps, moments.source["layers"]) + 1):
+    last = min(steps, moments.source["layers"])
+    for step in range(1, last + 1):
         gains = state.gains()
         gains[taken] = -1.0
         best = int(gains.argmax())
         sum_of_gains += float(gains[best])
         taken.append(best)
         found.append({"step": step, "source_layer": best, "r2": sum_of_gains / total, "r2_all": float(own)})
-        state.take(best)
-        _retire(state, best)
+        if step < last:
+            state.take(best)
+            _retire(state, best)
     return found
 
 
