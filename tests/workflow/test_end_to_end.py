@@ -106,7 +106,7 @@ class TestResults:
         stamp = path.stat()
         try:
             path.write_text(whole[: len(whole) // 2])
-            command = [*COMMAND, "--forcerun", "table13_accuracy", "--", "results/ci/tables/table13_accuracy.csv"]
+            command = [*COMMAND, "--forcerun", "tables", "--", "results/ci/tables/table13_accuracy.csv"]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
             assert done.returncode
             assert "gsm8k.json: not an evaluation record" in done.stderr

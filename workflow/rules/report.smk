@@ -7,33 +7,32 @@ FROM_RECORDS = [
     if not figure.startswith(("fig2_", "fig5_"))
 ]
 
-for table in TABLES:
 
-    rule:
-        name:
-            table
-        input:
-            all_results(),
-            paper=sorted((BASE / "resources" / "paper").glob("*.csv")),
-            code=code(*REPORT_CODE),
-        output:
+rule tables:
+    input:
+        all_results(),
+        paper=sorted((BASE / "resources" / "paper").glob("*.csv")),
+        code=code(*REPORT_CODE),
+    output:
+        [
             report(
                 RESULTS / "tables" / f"{table}.csv",
                 caption=f"../report/{table}.rst",
                 category="Tables",
                 labels={"table": table},
-            ),
-            RESULTS / "tables" / f"{table}.md",
-            RESULTS / "tables" / f"{table}.tex",
-        log:
-            LOGS / f"report/{table}.log",
-        conda:
-            ENVIRONMENT
-        params:
-            **RESULT_PARAMS,
-            table=table,
-        script:
-            "../scripts/table.py"
+            )
+            for table in TABLES
+        ],
+        expand(RESULTS / "tables" / "{table}.{kind}", table=TABLES, kind=["md", "tex"]),
+    log:
+        LOGS / "report/tables.log",
+    conda:
+        ENVIRONMENT
+    params:
+        **RESULT_PARAMS,
+        tables=TABLES,
+    script:
+        "../scripts/tables.py"
 
 
 rule fig2_r2_heatmap:
