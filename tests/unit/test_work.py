@@ -18,7 +18,7 @@ def project(**changes):
     return load_project(config, "ci.yaml", ROOT / "workflow/schemas", ROOT)
 
 
-@pytest.fixture(scope="module", params=["config", "ci", "small", "paper"])
+@pytest.fixture(scope="module", params=["config", "ci", "improved", "small", "paper"])
 def shipped(request):
     name = f"config/{request.param}.yaml"
     return load_project(read_yaml(ROOT / name), name, ROOT / "workflow/schemas", ROOT)

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from kvferry.records import NEXT_TOKEN_KL, PERPLEXITY
 from kvferry.report import style
@@ -81,11 +81,11 @@ def _panel(ax: Axes, rows: pd.DataFrame, name: str) -> None:
 
 
 def _log_axis(ax: Axes) -> None:
-    """Ticks at 1, 2 and 5 as plain numbers, so that 20 is not written as 2 × 10¹."""
+    """A few round ticks as plain numbers, so that 20 is not written as 2 × 10¹; they fit a narrow range too."""
     ax.set_xscale("log")
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.xaxis.set_minor_locator(NullLocator())
 
 
 def _title(name: str) -> str:
