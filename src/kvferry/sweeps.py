@@ -39,7 +39,9 @@ def expanded(config: dict[str, Any] | None) -> dict[str, Any] | None:
     What is not of the form that the schema wants is left as it is, for the schema to refuse. A variant that is written out
     stays where `over` makes one of its name.
     """
-    sweeps, variants = (config or {}).get("sweeps"), (config or {}).get("variants")
+    if not isinstance(config, dict):
+        return config
+    sweeps, variants = config.get("sweeps"), config.get("variants")
     if not isinstance(sweeps, dict) or not isinstance(variants, dict):
         return config
     made: dict[str, Recipe] = {}
