@@ -32,7 +32,7 @@ def shipped():
     for key in ("sweeps", "greedy"):
         del files[CONFIG][key]
     files[CONFIG]["variants"] = {f"ridge_k{k}": {**RECIPE, "k": k} for k in (8, 4, 1)}
-    files[CONFIG]["calibration"]["sequences"] = 64
+    files[CONFIG]["calibration"] |= {"sequences": 64, "held_out": 8}
     files[CONFIG]["evaluation"]["benchmarks"]["mmlu"]["limit"] = 10
     return files
 
