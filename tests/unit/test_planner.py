@@ -161,7 +161,9 @@ def test_the_default_pair_is_planned_as_it_is_summed(tmp_path):
         index = {"identity": identity, "geometry": vars(geometry), "calibration": project.config["calibration"]}
         write_json(tmp_path / role / INDEX, index)
     assert (how["k"], how["coupled"], how["early"]) == ("all", True, 16)
-    needed = Sums.over(*GEOMETRIES, 24, how["sequences"], project.config["calibration"], kinds=3, early=16).bytes("full", 30)
+    needed = Sums.over(*GEOMETRIES, 24, how["sequences"], project.config["calibration"], kinds=3, early=16).bytes(
+        "full", 30
+    )
     for memory_mb, full in ((project.config["fit"]["memory_mb"], True), (-(-needed // MB) - 1, False)):
         tight = replace(project, config=project.config | {"fit": {"memory_mb": memory_mb}})
         plan = next(plan for plan in plan_config(tight) if plan.pair == "24l-to-30l")
