@@ -50,12 +50,6 @@ def main_rows(project: Project) -> str:
     return f"{calibration['corpus']}-{calibration['sequences']}"
 
 
-def corpora_of(project: Project, pair: str) -> list[str]:
-    """Corpora that a pair needs dumps of, the calibration's first."""
-    own = [project.variant(name)["corpus"] for name in variants_of(project, pair)]
-    return list(dict.fromkeys([project.config["calibration"]["corpus"], *own]))
-
-
 def calibration_on(project: Project, corpus: str) -> dict[str, Any]:
     """How a corpus is dumped: the config's calibration, with as many sequences as the largest fit on that corpus takes."""
     calibration = project.config["calibration"]

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from kvferry.errors import KvferryError
 from kvferry.files import fingerprint, sha256_file, written_whole
+from kvferry.fit.budget import MB
 from kvferry.fit.pair import KINDS
 from kvferry.fit.rows import Pieces, check_match, features, first_sequences, paired_shards, width
 from kvferry.kv.dump import is_marked, read_shards, shard_entries
@@ -34,7 +35,6 @@ from kvferry.progress import bar
 Recipe = dict[str, Any]
 Place = tuple[str, int]  # kind of cache, layer
 Losses = dict[str, list[float]]
-MB = 1_000_000
 SINGLE = 4
 
 
