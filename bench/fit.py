@@ -272,7 +272,7 @@ def sweep_by_scikit_learn(rows: Part, ranked: list[int], ours: float, clock: Clo
     parts = (part_of(*rows, 0, ranked[:k]) for k in SWEEP)
     theirs = Run.of(lambda: fit_by_scikit_learn((x.numpy(), y.numpy()) for x, y in parts), clock)
     seconds = theirs.cpu if clock is time.process_time else theirs.wall
-    title("that sweep for a layer's keys, from rows", "this package s", "scikit-learn s", "ratio")
+    title("that sweep for a layer's keys, from rows", "ours, s", "sklearn, s", "ratio")
     line("products are shared by all target layers", f"{ours:.2f}", f"{seconds:.2f}", f"{seconds / ours:.1f}")
 
 
