@@ -17,11 +17,26 @@ from kvferry.files import write_json
 FORMAT = 1
 NATIVE = "native"
 NATIVE_INJECTED = "native_injected"
+IDENTITY = "identity"
 ZERO_CACHE = "zero_cache"
+RANDOM_MAPPER = "random_mapper"
+WRONG_DOCUMENT = "wrong_document"
 PERPLEXITY = "prefix_perplexity"
 NEXT_TOKEN_KL = "next_token_kl"
 TOP1_AGREEMENT = "top1_agreement"
 APPLY_TIME = "apply_time"
+COQA = "coqa"
+COQA_HANDOFF = "coqa_handoff"
+COQA_ALTERNATE = "coqa_alternate"
+ATTENTION_COSINE = "attention_cosine"
+ATTENTION_COSINE_HELD_OUT = "attention_cosine_held_out"
+K_CONCENTRATION = "k_concentration"
+V_CONCENTRATION = "v_concentration"
+R2_K = "r2_k"
+R2_V = "r2_v"
+LATENCY = "latency"
+NATIVE_TOKENS = "native_tokens"
+NATIVE_TOKENS_TIME = "native_tokens_time"
 
 
 @dataclass(frozen=True)
