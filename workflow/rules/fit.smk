@@ -1,5 +1,8 @@
 # Mappers: one job for all variants of a pair that are fitted on the same rows.
 
+SOLVE_CODE = ["kv/mapper", "fit/selection", "fit/systems", "fit/ridge", "fit/mlp"]
+SOLVE_CODE += ["fit/quality", "fit/artifact"]
+
 for pair in config["pairs"]:
     for rows, variants in work.fit_jobs(PROJECT, pair).items():
         corpus = PROJECT.variant(variants[0])["corpus"]
@@ -19,16 +22,7 @@ for pair in config["pairs"]:
                 ),
                 source=dump_of(PROJECT.pair(pair)["source"], corpus),
                 target=dump_of(PROJECT.pair(pair)["target"], corpus),
-                code=code(
-                    *FIT_CODE,
-                    "kv/mapper",
-                    "fit/selection",
-                    "fit/systems",
-                    "fit/ridge",
-                    "fit/mlp",
-                    "fit/quality",
-                    "fit/artifact",
-                ),
+                code=code(*FIT_CODE, *SOLVE_CODE),
             output:
                 [manifest(pair, variant) for variant in variants],
             log:

@@ -1,8 +1,8 @@
-"""Answer what is asked of a pair's systems, each of which reads on from a mapped cache of the source, or from a zeroed one."""
+"""Answer what is asked of a pair's systems: each reads on from a mapped cache of the source, or from that of a control."""
 
 from pathlib import Path
 
-from kvferry.evaluate.pair import Asked, run_pair
+from kvferry.evaluate.pair import asked_of, run_pair
 from kvferry.evaluate.setting import make_setting
 from kvferry.job import job
 from kvferry.prepare.models import load_model
@@ -14,10 +14,7 @@ with job(f"evaluate {given.pair}", snakemake.log[0], snakemake.threads):
         load_model(Path(card).parent, compute["device"], compute["dtype"])
         for card in (snakemake.input.source, snakemake.input.target)
     )
-    asked = {
-        system: Asked(given.asked[system], given.heads.get(system, 0), {name: Path(path) for name, path in own.items()})
-        for system, own in given.records.items()
-    }
-    mappers = {Path(path).parent.name: Path(path).parent for path in snakemake.input.mappers}
+    directories = {Path(path).parent.name: Path(path).parent for path in snakemake.input.mappers}
+    mappers = {system: directories[variant] for system, variant in given.mappers.items() if variant}
     setting = make_setting(given.project, given.rows, Path(snakemake.input.corpus), target)
-    run_pair(setting, source, given.pair, asked, mappers)
+    run_pair(setting, source, given.pair, asked_of(given.asked, given.heads), mappers)

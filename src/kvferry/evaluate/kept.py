@@ -46,7 +46,7 @@ def kept_path(who: Contestant, setting: Setting, name: str) -> Path:
 def _deciding(who: Contestant, setting: Setting, name: str) -> list[Any]:
     """All that decides a record: the system, the items, and what decides every record of the job."""
     if name in who.limits:
-        items: Any = [who.limits[name], setting.questions.facts()]
+        items: Any = [who.limits[name], who.shard, setting.questions.facts()]
     else:
         items = [setting.config["perplexity"], setting.chunks_id]
     system = [who.name, who.pair, who.target, who.source, who.native_head, who.identity]

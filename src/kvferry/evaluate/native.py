@@ -1,7 +1,7 @@
-"""A model on its own and, if asked, through its own cache injected, in one job.
+"""A model on its own and, for a target, through its own cache: injected as it is, or mapped to itself; in one job.
 
-The model on its own goes first and takes the plain way; the other takes its prefills from memory, so that a difference
-between the two is the hand-off's. Does not know how anything is measured.
+The model on its own goes first and takes the plain way; the others take its prefills from memory, so that a difference
+between them is the hand-off's. Does not know how anything is measured.
 """
 
 from __future__ import annotations
@@ -9,29 +9,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvferry.evaluate.contest import answer
+from kvferry.evaluate.contest import Entry, answer
 from kvferry.evaluate.controls import Passthrough
 from kvferry.evaluate.kept import publish
+from kvferry.evaluate.pair import Asked, contestant
 from kvferry.evaluate.setting import Contestant, Setting
-from kvferry.kv.handoff import Handoff, Native
+from kvferry.kv.handoff import Handoff, Native, Translator
+from kvferry.kv.mapper import load_mapper, read_manifest
 from kvferry.kv.prefill import Memory
 from kvferry.records import NATIVE, NATIVE_INJECTED
 
 
-def run_native(setting: Setting, outputs: Mapping[str, Mapping[str, Path]]) -> None:
-    """Answer the config's benchmarks and write the records; outputs: NATIVE and perhaps NATIVE_INJECTED → benchmark → path.
+def run_native(setting: Setting, asked: Mapping[str, Asked], mapper: Path | None = None) -> None:
+    """Answer what is asked by system and write the records: NATIVE, and perhaps NATIVE_INJECTED and IDENTITY.
+
+    mapper: directory of the target's mapper to itself, which IDENTITY needs.
 
     Raises:
-        KvferryError: items that were asked for were not answered.
+        KvferryError: items that were asked for were not answered, or the mapper is unreadable or was fitted for another model.
     """
-    evaluation, model = setting.evaluation, setting.target.model
-    limits = {name: None if evaluation["full"] else how["limit"] for name, how in evaluation["benchmarks"].items()}
-    name = setting.target.card["model"]
-    own = Native(model, setting.memory if NATIVE_INJECTED in outputs else Memory())
-    entries = [(Contestant(NATIVE, name, {}, limits, dict(outputs[NATIVE])), own)]
-    if NATIVE_INJECTED in outputs:
-        injected = Handoff(model, model, Passthrough(), memory=setting.memory)
-        entries.append((Contestant(NATIVE_INJECTED, name, {}, limits, dict(outputs[NATIVE_INJECTED]), name), injected))
+    target = setting.target
+    native, controls = asked[NATIVE], {name: how for name, how in asked.items() if name != NATIVE}
+    own = Native(target.model, setting.memory if controls else Memory())
+    who = Contestant(NATIVE, target.card["model"], {}, native.limits, native.outputs, shard=native.shard)
+    entries: list[Entry] = [(who, own)]
+    for name, how in controls.items():
+        directory = None if name == NATIVE_INJECTED else mapper
+        manifest = None if directory is None else read_manifest(directory)
+        system = Handoff(target.model, target.model, _carrier(setting, directory), memory=setting.memory)
+        entries.append((contestant(target, setting, None, name, how, manifest), system))
     answer(setting, own, entries)
     for who, _ in entries:
         publish(who, setting)
+
+
+def _carrier(setting: Setting, directory: Path | None) -> Translator:
+    """The target's mapper to itself, or what hands its cache on as it is."""
+    if directory is None:
+        return Passthrough()
+    card = setting.target.card
+    return load_mapper(directory, card, card)[0].to(setting.target.model.device)

@@ -40,7 +40,7 @@ def run_benchmark(who: Contestant, system: System, setting: Setting, name: str) 
     quiet_harness()
     benchmark, evaluation = BENCHMARKS[name], setting.evaluation
     tasks = setting.questions.tasks(name)
-    watch, drawn = Stopwatch(), draw_items(tasks, who.limits[name], evaluation["seed"])
+    watch, drawn = Stopwatch(), draw_items(tasks, who.limits[name], evaluation["seed"], who.shard)
     model = SystemLM(
         system,
         setting.target.tokenizer,
@@ -56,6 +56,7 @@ def run_benchmark(who: Contestant, system: System, setting: Setting, name: str) 
             f"{name}: {len(items)} items were answered, {asked} were asked for; run again and report this"
         )
     facts = _task_facts(tasks, benchmark) | {"max_new_tokens": evaluation["max_new_tokens"]}
+    facts |= {"shard": list(who.shard)} if who.shard else {}
     return Outcome(
         name,
         benchmark.metric,

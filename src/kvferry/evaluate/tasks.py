@@ -114,12 +114,18 @@ class Questions:
         return self._tasks[name]
 
 
-def draw_items(tasks: list[ConfigurableTask], limit: int | None, seed: int) -> dict[str, list[int]]:
-    """Item numbers a task: `limit` items of all, without replacement; a smaller limit gives a subset of a larger one."""
+def draw_items(
+    tasks: list[ConfigurableTask], limit: int | None, seed: int, shard: tuple[int, int] | None = None
+) -> dict[str, list[int]]:
+    """Item numbers a task: `limit` items of all, without replacement; a smaller limit gives a subset of a larger one.
+
+    shard: number from 0 and count; only that part of the items, neighbours together so that they still share headers.
+    """
     pool = [(task.config.task, number) for task in tasks for number in range(len(task.eval_docs))]
     order = np.random.default_rng(seed).permutation(len(pool))[:limit]
+    part, count = shard or (0, 1)
     drawn: dict[str, list[int]] = {}
-    for position in sorted(order):
+    for position in np.array_split(np.sort(order), count)[part]:
         task, number = pool[position]
         drawn.setdefault(task, []).append(number)
     return drawn

@@ -6,20 +6,21 @@ Knows where the workflow puts records, cards and manifests. Does not know statis
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from kvferry.asked import dialogue_variants, records_of_model, records_of_pair
 from kvferry.config import Project
 from kvferry.errors import KvferryError
 from kvferry.files import read_json
-from kvferry.records import NATIVE, NATIVE_INJECTED, PERPLEXITY, ZERO_CACHE, Record, read_record
-from kvferry.report.paper import FIVE, PAPER_ROOT, Paper
+from kvferry.records import NATIVE, PERPLEXITY, ZERO_CACHE, Record, read_record
+from kvferry.report.paper import FIVE, HELD_OUT, PAPER_ROOT, Paper
 from kvferry.report.papers_recipe import RIDGE, STRIPPED, is_papers
 from kvferry.report.wanted import SHOWN_APART
-from kvferry.work import evaluation_jobs, measured, variants_of
+from kvferry.work import variants_of
 
 SOURCE = "source alone"
 CARD_FIELDS = ("parameters", "layers", "kv_heads", "head_dim")
@@ -61,9 +62,11 @@ class Sweep:
 class Results:
     """What one configuration produced.
 
-    `native` and `injected` are keyed by (model, benchmark), `transfers` by (pair, system, benchmark),
-    `manifests` by (pair, variant), `cards` by model, `sweeps` by name. `benchmarks` are those of the paper's five that
-    were run, `variants` those of the configuration, in its order; not every one was run on every pair.
+    `native` is keyed by (model, benchmark or measure), `injected`, the controls of a target alone, by (system, model, benchmark
+    or measure), `transfers` by (pair, system, benchmark or measure), `manifests` by (pair, variant), `cards` by model, `sweeps`
+    by name, `dialogues` (variants that went on with conversations) by pair. `benchmarks` are those of the paper's five that
+    were run, `held_out_benchmarks` those of its other three, `variants` those of the configuration, in its order; not every one
+    was run on every pair.
     """
 
     pairs: Sequence[Pair]
@@ -74,11 +77,13 @@ class Results:
     draws: int
     seed: int
     native: Mapping[tuple[str, str], Record]
-    injected: Mapping[tuple[str, str], Record]
+    injected: Mapping[tuple[str, str, str], Record]
     transfers: Mapping[tuple[str, str, str], Record]
     cards: Mapping[str, dict[str, Any]]
     manifests: Mapping[tuple[str, str], dict[str, Any]]
     paper: Paper
+    held_out_benchmarks: Sequence[str] = ()
+    dialogues: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:
@@ -139,29 +144,29 @@ class Results:
     ) -> Results:
         """Read what `config` says was run; anything else that lies under `results_root` is left alone.
 
-        The controls (native_injected, zero_cache) may be absent; all else must be there.
-
         Raises:
             KvferryError: a file is missing, broken, or describes another benchmark, model or pair.
         """
         project = Project(config=dict(config), wheels={}, models={}, corpora={}, pairs=dict(pairs))
         chosen = [Pair(name, **pairs[name]) for name in config["pairs"]]
-        models, benchmarks = _models(chosen), _in_order(config["evaluation"]["benchmarks"])
-        records = results_root / "records"
+        models = _models(chosen)
+        of_models = _of_models(results_root / "records", models, project)
         return cls(
             pairs=chosen,
-            benchmarks=benchmarks,
+            benchmarks=_in_order(config["evaluation"]["benchmarks"]),
             variants=list(config["variants"]),
             headline=config["headline"],
             sweeps={name: _sweep(name, entry) for name, entry in config["sweeps"].items()},
             draws=config["statistics"]["bootstrap"],
             seed=config["statistics"]["seed"],
-            native=_of_models(records / NATIVE, models, benchmarks, required=True),
-            injected=_of_models(records / NATIVE_INJECTED, models, benchmarks, required=False),
-            transfers=_of_pairs(records / "pairs", chosen, project),
+            native={(model, name): own for (system, model, name), own in of_models.items() if system == NATIVE},
+            injected={key: own for key, own in of_models.items() if key[0] != NATIVE},
+            transfers=_of_pairs(results_root / "records" / "pairs", chosen, project),
             cards={model: _fields(results_root / "models" / model / "card.json", CARD_FIELDS) for model in models},
             manifests=_manifests(results_root / "pairs", chosen, project),
             paper=Paper(paper_root),
+            held_out_benchmarks=_in_order(config["evaluation"]["benchmarks"], HELD_OUT),
+            dialogues={pair.name: dialogue_variants(project, pair.name) for pair in chosen},
         )
 
 
@@ -194,10 +199,10 @@ def _frame(path: Path, what: str, columns: Sequence[str]) -> pd.DataFrame:
     return frame
 
 
-def _in_order(benchmarks: Iterable[str]) -> list[str]:
-    """Those of the paper's five, in its order."""
+def _in_order(benchmarks: Iterable[str], known: Sequence[str] = FIVE) -> list[str]:
+    """Those of the paper's five, or of `known`, in that order."""
     named = set(benchmarks)
-    return [name for name in FIVE if name in named]
+    return [name for name in known if name in named]
 
 
 def _sweep(name: str, entry: Mapping[str, Any]) -> Sweep:
@@ -208,29 +213,27 @@ def _models(pairs: Sequence[Pair]) -> list[str]:
     return list(dict.fromkeys([pair.target for pair in pairs] + [pair.source for pair in pairs]))
 
 
-def _of_models(
-    root: Path, models: Sequence[str], benchmarks: Sequence[str], *, required: bool
-) -> dict[tuple[str, str], Record]:
-    places = {(m, b): root / m / f"{b}.json" for m in models for b in (*benchmarks, PERPLEXITY)}
-    wanted = {key: path for key, path in places.items() if required or path.exists()}
-    return {(m, b): _checked(path, target=m, benchmark=b, pair=None) for (m, b), path in wanted.items()}
+def _of_models(root: Path, models: Sequence[str], project: Project) -> dict[tuple[str, str, str], Record]:
+    """By system, model and name: what models answer on their own, and the controls of targets."""
+    return {
+        (system, model, name): _checked(
+            root / system / model / f"{name}.json", target=model, system=system, benchmark=name, pair=None
+        )
+        for model in models
+        for system, names in records_of_model(project, model).items()
+        for name in names
+    }
 
 
 def _of_pairs(root: Path, pairs: Sequence[Pair], project: Project) -> dict[tuple[str, str, str], Record]:
-    found = {}
-    for pair in pairs:
-        for system, name in _answered(project, pair.name):
-            path = root / pair.name / system / f"{name}.json"
-            if system != ZERO_CACHE or path.exists():
-                found[pair.name, system, name] = _checked(path, target=pair.target, benchmark=name, pair=pair.name)
-    return found
-
-
-def _answered(project: Project, pair: str) -> list[tuple[str, str]]:
-    """(system, benchmark or measure) of every record of a pair."""
-    jobs = evaluation_jobs(project, pair).values()
-    limits = {system: benchmarks for job in jobs for system, benchmarks in job.items()}
-    return [(system, name) for system, benchmarks in limits.items() for name in measured(system, benchmarks)]
+    return {
+        (pair.name, system, name): _checked(
+            root / pair.name / system / f"{name}.json", target=pair.target, benchmark=name, pair=pair.name
+        )
+        for pair in pairs
+        for system, names in records_of_pair(project, pair.name).items()
+        for name in names
+    }
 
 
 def _checked(path: Path, **expected: str | None) -> Record:
@@ -238,12 +241,10 @@ def _checked(path: Path, **expected: str | None) -> Record:
     if not path.exists():
         raise KvferryError(f"{path}: the record is missing; run its evaluation first")
     record = read_record(path)
-    for field, value in expected.items():
-        if getattr(record, field) != value:
-            found = getattr(record, field)
-            raise KvferryError(
-                f"{path}: the record has {field} {found!r} where {value!r} belongs; delete it, run again"
-            )
+    for part, value in expected.items():
+        if getattr(record, part) != value:
+            found = getattr(record, part)
+            raise KvferryError(f"{path}: the record has {part} {found!r} where {value!r} belongs; delete it, run again")
     return record
 
 

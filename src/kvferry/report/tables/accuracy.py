@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from kvferry.records import PERPLEXITY, Record
+from kvferry.records import NATIVE_INJECTED, PERPLEXITY, Record
 from kvferry.report.inputs import Pair, Results
 from kvferry.report.tables.cells import PAPER, Row, frame_of
 from kvferry.report.tables.scores import blank, score
@@ -54,8 +54,11 @@ def _native_rows(results: Results) -> list[Row]:
     rows = []
     for model in results.models:
         name = _paper_model(results, model)
-        for system, records in (("alone", results.native), ("own cache injected", results.injected)):
-            found = [record for (owner, _), record in records.items() if owner == model]
+        alone = [record for (owner, _), record in results.native.items() if owner == model]
+        injected = [
+            r for (system, owner, _), r in results.injected.items() if (system, owner) == (NATIVE_INJECTED, model)
+        ]
+        for system, found in (("alone", alone), ("own cache injected", injected)):
             label = {"name": model, "system": system, "k": None}
             rows += [label | _scores(results, found, name if system == "alone" else None)] if found else []
     return rows
