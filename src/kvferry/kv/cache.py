@@ -94,12 +94,12 @@ def forward(
     cache: DynamicCache,
     mask: Tensor,
     positions: Tensor,
-    logits_to_keep: int = 1,
+    logits_to_keep: int | Tensor = 1,
 ) -> Tensor:
     """Run `model` over `ids [batch, new]` on top of `cache`, which grows by `new`.
 
     `mask [batch, cached + new]` is 1 for slots that may be attended to; `positions [batch, new]` are rotary positions.
-    Returns logits `[batch, kept, vocabulary]` of the last `logits_to_keep` tokens (0: all).
+    Returns logits `[batch, kept, vocabulary]` of the last `logits_to_keep` tokens (0: all), or of those numbers in `ids`.
 
     Raises:
         KvferryError: the cache did not grow (an argument that this version of transformers ignores).

@@ -76,8 +76,8 @@ def select(system: System, prefix: Prefix, rows: Tensor) -> Prefix:
     return Prefix(select_rows(prefix.cache, rows, system.target), prefix.mask[rows], prefix.lengths[rows], texts)
 
 
-def read(model: PreTrainedModel, prefix: Prefix, span: Span, logits_to_keep: int = 0) -> tuple[Tensor, Prefix]:
-    """The target reads a span itself. Returns logits `[batch, kept, vocabulary]` and the grown prefix."""
+def read(model: PreTrainedModel, prefix: Prefix, span: Span, logits_to_keep: int | Tensor = 0) -> tuple[Tensor, Prefix]:
+    """The target reads a span itself. Returns logits `[batch, kept, vocabulary]`, see `forward`, and the grown prefix."""
     mask = torch.cat((prefix.mask, span.mask), dim=1)
     logits = forward(model, span.ids, prefix.cache, mask, span.positions(prefix.lengths), logits_to_keep)
     return logits, replace(prefix, mask=mask, lengths=prefix.lengths + span.mask.sum(1))
@@ -122,19 +122,27 @@ class Handoff:
 
     @torch.inference_mode()
     def extend(self, prefix: Prefix, span: Span) -> Prefix:
-        """Source prefill of the span, mapping of the span, and the native head where the span reaches into it."""
+        """Source prefill of the span, then as `ferry`."""
         assert [len(text.tokens) for text in prefix.texts] == prefix.lengths.tolist(), (
             "closed, or read on by the target"
         )
-        positions = span.positions(prefix.lengths)
         own, texts = SourcePrefill(self.source, self.memory).extend(prefix.texts, span)
+        return replace(self.ferry(prefix, span, own), texts=texts)
+
+    @torch.inference_mode()
+    def ferry(self, prefix: Prefix, span: Span, own: list[LayerKV]) -> Prefix:
+        """Map a span that the source has read, and the native head where the span reaches into it. The result is closed.
+
+        own: the source's keys and values `[batch, kv_heads, tokens, head_dim]` of every layer for the span's slots.
+        """
+        positions = span.positions(prefix.lengths)
         layers = self.mapper.translate(own, rotation(self.source, positions), rotation(self.target, positions))
         layers = [(keys.to(self.target.dtype), values.to(self.target.dtype)) for keys, values in layers]
         native = span.mask * (positions < self.native_head)
         grown = self._read_head(prefix, span, native) if native.any() else prefix
         append_layers(grown.cache, layers)
         mask = torch.cat((grown.mask, span.mask - native), dim=1)
-        return Prefix(grown.cache, mask, prefix.lengths + span.mask.sum(1), texts)
+        return Prefix(grown.cache, mask, prefix.lengths + span.mask.sum(1))
 
     def _read_head(self, prefix: Prefix, span: Span, native: Tensor) -> Prefix:
         """The target reads the tokens marked in `native [batch, tokens]`, which are the first of each row."""

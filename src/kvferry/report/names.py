@@ -49,6 +49,9 @@ COLUMNS = (
         "k_by_kl": "k by KL",
         "mean_accuracy": "accuracy at k",
         "mean_accuracy_by_kl": "accuracy at k by KL",
+        "coqa_f1": "F1, %",
+        "coqa_drift": "drift, points",
+        "coqa_slope": "drift slope, points/turn",
     }
 )
 OF_ALL, GAINED = "_of_all", "_vs_headline"
