@@ -34,14 +34,18 @@ def table3_mlp(results: Results) -> pd.DataFrame:
     sweep = results.sweep(MLP)
     rows = []
     for pair in results.pairs_of(sweep):
-        for ridge, mlp in _matched(results, sweep, pair):
+        for ridge, mlp in matched(results, sweep, pair):
             items = items_of_sweep(results, pair, sweep, [ridge])
             rows += [_row(results, pair, ridge, None, items), _row(results, pair, mlp, ridge, items)]
     return frame_of(rows)
 
 
-def _matched(results: Results, sweep: Sweep, pair: Pair) -> list[tuple[str, str]]:
-    """(ridge, MLP) for each MLP of the sweep."""
+def matched(results: Results, sweep: Sweep, pair: Pair) -> list[tuple[str, str]]:
+    """(ridge, MLP) for each MLP of the sweep.
+
+    Raises:
+        KvferryError: the sweep has no MLP, or nothing to compare it with.
+    """
     names = list(dict.fromkeys([*sweep.variants, results.headline]))
     mlps = [name for name in sweep.variants if results.recipe(pair.name, name)["method"] == NETWORK]
     others = [name for name in names if results.recipe(pair.name, name)["method"] != NETWORK]
