@@ -126,15 +126,20 @@ class Handoff:
         assert [len(text.tokens) for text in prefix.texts] == prefix.lengths.tolist(), (
             "closed, or read on by the target"
         )
-        positions = span.positions(prefix.lengths)
         own, texts = SourcePrefill(self.source, self.memory).extend(prefix.texts, span)
+        return replace(self.carry(prefix, span, own), texts=texts)
+
+    @torch.inference_mode()
+    def carry(self, prefix: Prefix, span: Span, own: list[LayerKV]) -> Prefix:
+        """All of `extend` but the source's prefill: `own` are the source's keys and values of the span. The texts stay."""
+        positions = span.positions(prefix.lengths)
         layers = self.mapper.translate(own, rotation(self.source, positions), rotation(self.target, positions))
         layers = [(keys.to(self.target.dtype), values.to(self.target.dtype)) for keys, values in layers]
         native = span.mask * (positions < self.native_head)
         grown = self._read_head(prefix, span, native) if native.any() else prefix
         append_layers(grown.cache, layers)
         mask = torch.cat((grown.mask, span.mask - native), dim=1)
-        return Prefix(grown.cache, mask, prefix.lengths + span.mask.sum(1), texts)
+        return replace(prefix, cache=grown.cache, mask=mask, lengths=prefix.lengths + span.mask.sum(1))
 
     def _read_head(self, prefix: Prefix, span: Span, native: Tensor) -> Prefix:
         """The target reads the tokens marked in `native [batch, tokens]`, which are the first of each row."""
