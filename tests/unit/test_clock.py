@@ -1,5 +1,6 @@
 """Trials: how many, in which order, and what is counted. The clock is set by the tests; nothing here depends on real time."""
 
+import contextlib
 import platform
 
 import pytest
@@ -68,6 +69,31 @@ def test_calls_are_made_without_gradients():
     seen = []
     time_trials({"it": lambda: seen.append(torch.is_inference_mode_enabled())}, CPU, Effort(1, 1))
     assert seen == [True, True]
+
+
+def test_on_a_gpu_events_stand_around_the_call_and_both_ends_are_waited_for(monkeypatch):
+    """A made-up GPU that notes what it is told: nothing earlier may fall into the time, nor may the end be read too soon."""
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            log.append("event")
+
+        def synchronize(self):
+            log.append("wait for the event")
+
+        def elapsed_time(self, end):
+            assert end is not self
+            return 12.5
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext(log.append(str(device))))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("wait for all"))
+    assert milliseconds(lambda: log.append("call"), torch.device("cuda:1")) == 12.5
+    assert log == ["cuda:1", "wait for all", "event", "call", "event", "wait for the event"]
 
 
 def test_the_processor_is_called_as_the_machine_calls_it(tmp_path, monkeypatch):

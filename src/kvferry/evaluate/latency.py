@@ -29,13 +29,13 @@ from kvferry.kv.prefill import Span
 from kvferry.prepare.models import Loaded
 from kvferry.progress import track
 from kvferry.provenance import Stopwatch
-from kvferry.records import LATENCY, Item
+from kvferry.records import LATENCY, LOAD, MAPPER, SOURCE_PREFILL, TARGET_PREFILL, Item
 
 METRIC = "ms"
-MAPPER, SOURCE_PREFILL, TARGET_PREFILL, LOAD = "mapper", "source_prefill", "target_prefill", "load"
 # A length is not begun where one call alone would take this many times the seconds that a length is given.
 PATIENCE = 2.0
 SEED = 0
+PREFILL = "prefill"
 
 Call = tuple[str, int]
 
@@ -123,7 +123,7 @@ def _time(
     bench = Bench(drawn(how["batch"], length, vocabulary).to(next(iter(models.values())).model.device), sources)
     # prefills first: the mappers of the round are given what these left
     calls: dict[tuple[str, str | int], Callable[[], object]] = {
-        ("prefill", name): lambda loaded=loaded: bench.prefill(loaded) for name, loaded in models.items()
+        (PREFILL, name): lambda loaded=loaded: bench.prefill(loaded) for name, loaded in models.items()
     }
     calls |= {
         (MAPPER, number): lambda one=one, system=system: bench.carry(one, system)
@@ -132,8 +132,8 @@ def _time(
     times = time_trials(calls, bench.span.ids.device, effort)
     for number, (one, _) in entries.items():
         found[number].add(MAPPER, length, times[MAPPER, number])
-        found[number].add(SOURCE_PREFILL, length, times["prefill", one.source.card["model"]])
-        found[number].add(TARGET_PREFILL, length, times["prefill", one.target.card["model"]])
+        found[number].add(SOURCE_PREFILL, length, times[PREFILL, one.source.card["model"]])
+        found[number].add(TARGET_PREFILL, length, times[PREFILL, one.target.card["model"]])
     return max(min(trials) for trials in times.values()) / length
 
 

@@ -25,9 +25,8 @@ from kvferry.kv.cache import LayerKV, cache_layers
 from kvferry.kv.handoff import Handoff, Native, Prefix, closed, empty_prefix, read
 from kvferry.kv.prefill import SourcePrefill, Span
 from kvferry.provenance import Stopwatch
-from kvferry.records import NATIVE_TOKENS, NATIVE_TOKENS_TIME, NEXT_TOKEN_KL, Item
+from kvferry.records import FIRST, LAST, NATIVE_TOKENS, NATIVE_TOKENS_TIME, NEXT_TOKEN_KL, Item
 
-LAST, FIRST = "last", "first"
 WARM_UP = 1
 
 
