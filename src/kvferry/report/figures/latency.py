@@ -90,7 +90,7 @@ def _panel(ax: Axes, rows: pd.DataFrame, title: str, record: Record) -> None:
 
 
 def _pays(way: str, length: int | None) -> str:
-    return f"{way} pays at none" if length is None else f"{way} pays from {length:,}"
+    return f"{way} pays at none" if length is None else f"{way} pays from {length:,} tokens"
 
 
 def _conditions(results: Results) -> str:

@@ -40,8 +40,11 @@ def fig11_native_tokens(results: Results, stem: Path) -> None:
             _panel(left, rows, NEXT_TOKEN_KL, f"{pair}, {variant} (n = {style.span(rows[NEXT_TOKEN_KL + N])} chunks)")
             left.set_ylabel("next-token KL, nats per token")
             left.set_ylim(bottom=0)
-            length = style.span(rows["tokens"])
-            _panel(right, rows, "added_ms", f"{length} tokens handed over (n = {style.span(rows['trials'])} trials)")
+            base = rows.loc[rows["native_at"] == LAST, "handoff_ms"].iloc[0]
+            title = (
+                f"{style.span(rows['tokens'])} tokens, {base:.0f} ms without (n = {style.span(rows['trials'])} trials)"
+            )
+            _panel(right, rows, "added_ms", title)
             right.set_ylabel("added to the hand-off, ms")
         figure.legend(handles=_legend(), loc="outside lower center", ncols=2, frameon=False)
         bands = f"95 % bootstrap over chunks ({results.draws:,} resamples) for KL, 10 to 90 % of trials for time"
@@ -61,6 +64,7 @@ def native_curves(results: Results) -> pd.DataFrame:
             row: Row = {"pair": pair.name, "system": variant, "native_at": point.where, "native_count": point.count}
             kl = cells(NEXT_TOKEN_KL, point.kl, scale=1)
             row |= {name: value for name, value in kl.items() if value is not None} | {NEXT_TOKEN_KL + N: point.chunks}
+            row |= times("handoff_ms", point.ms)
             rows.append(row | times("added_ms", point.added_ms) | {"tokens": length, "trials": point.trials})
     if not rows:
         raise KvferryError(
