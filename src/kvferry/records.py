@@ -37,6 +37,9 @@ R2_V = "r2_v"
 LATENCY = "latency"
 NATIVE_TOKENS = "native_tokens"
 NATIVE_TOKENS_TIME = "native_tokens_time"
+# What the ids of LATENCY items begin with (what/tokens/trial), and those of native tokens (where/count/…).
+MAPPER, SOURCE_PREFILL, TARGET_PREFILL, LOAD = "mapper", "source_prefill", "target_prefill", "load"
+LAST, FIRST = "last", "first"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvferry.evaluate import timing
+from kvferry.evaluate import clock as clock_module
 from kvferry.evaluate.controls import Passthrough
 from kvferry.evaluate.timing import TOKENS, TRIALS, WARM_UP, make_load, time_translation
 from kvferry.kv.rope import rotation
@@ -59,11 +59,8 @@ def test_each_trial_is_an_item_and_translates_the_whole_span_once(models):
 
 def test_scores_are_milliseconds_of_the_trials_without_the_warm_up(models, monkeypatch):
     """A clock on which the first run takes 100 s, and each later one a second more than the one before."""
-    ends = [0.0, 100.0]
-    for trial in range(TRIALS):
-        ends += [ends[-1] + 5, ends[-1] + 5 + trial + 1]
-    clock = iter(ends)
-    monkeypatch.setattr(timing, "_now", lambda _: next(clock))
+    spent = iter([100_000.0, *(1000.0 * (trial + 1) for trial in range(TRIALS))])
+    monkeypatch.setattr(clock_module, "milliseconds", lambda call, device: next(spent))
     items = time_translation(Counting(), make_load(*models, tokens(1, 300)))
     assert [item.score for item in items] == [1000.0 * (trial + 1) for trial in range(TRIALS)]
     assert {item.weight for item in items} == {1.0}

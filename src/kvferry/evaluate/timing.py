@@ -5,13 +5,13 @@ The source's prefill is not in the time, nor is anything the target does. Does n
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kvferry.evaluate.clock import Effort, time_trials
 from kvferry.kv.cache import LayerKV
 from kvferry.kv.handoff import Translator
 from kvferry.kv.prefill import SourcePrefill, Span, Text
@@ -41,19 +41,8 @@ def make_load(source: PreTrainedModel, target: PreTrainedModel, chunks: Tensor) 
     return Load(layers, rotation(source, positions), rotation(target, positions))
 
 
-@torch.inference_mode()
 def time_translation(mapper: Translator, load: Load) -> list[Item]:
     """An item a trial, its time in milliseconds; one run before them does not count."""
-    times = []
-    for _ in range(WARM_UP + TRIALS):
-        begin = _now(load)
-        mapper.translate(load.layers, load.source, load.target)
-        times.append(1000 * (_now(load) - begin))
-    return [Item(f"trial-{number}", milliseconds) for number, milliseconds in enumerate(times[WARM_UP:])]
-
-
-def _now(load: Load) -> float:
-    """Seconds of a monotonic clock, when the device has done all it was given."""
-    if load.source.cos.device.type == "cuda":
-        torch.cuda.synchronize(load.source.cos.device)
-    return time.perf_counter()
+    calls = {METRIC: lambda: mapper.translate(load.layers, load.source, load.target)}
+    times = time_trials(calls, load.source.cos.device, Effort(WARM_UP, TRIALS))[METRIC]
+    return [Item(f"trial-{number}", milliseconds) for number, milliseconds in enumerate(times)]

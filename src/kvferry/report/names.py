@@ -65,6 +65,23 @@ COLUMNS = (
         "coqa_f1": "F1, %",
         "coqa_drift": "drift, points",
         "coqa_slope": "drift slope, points/turn",
+        "mapper_ms": "mapper, ms",
+        "target_prefill_ms": "re-prefill by target, ms",
+        "source_prefill_ms": "prefill by source, ms",
+        "load_ms": "loading the mapper, ms",
+        "warm": "speed-up warm, ×",
+        "cold": "speed-up cold, ×",
+        "warm_least": "least warm, ×",
+        "warm_most": "most warm, ×",
+        "warm_from": "warm pays from, tokens",
+        "cold_least": "least cold, ×",
+        "cold_most": "most cold, ×",
+        "cold_from": "cold pays from, tokens",
+        "native_at": "native at the",
+        "native_count": "native tokens",
+        "next_token_kl_gained": "KL − that without",
+        "handoff_ms": "hand-off, ms",
+        "added_ms": "added, ms",
     }
 )
 OF_ALL, GAINED = "_of_all", "_vs_headline"
