@@ -8,6 +8,9 @@ BENCHMARKS = {
     "winogrande": "WinoGrande",
     "mmlu": "MMLU",
     "gsm8k": "GSM8K",
+    "piqa": "PIQA",
+    "boolq": "BoolQ",
+    "arc_easy": "ARC-E",
     "prefix_perplexity": "prefix PPL",
 }
 MEASURES = {"next_token_kl": "KL, nats/token", "top1_agreement": "top-1 agreement, %"}
