@@ -84,7 +84,10 @@ def _paper_gap(results: Results, pair: Pair, system: str) -> float | None:
 
 
 def gap_recovered(results: Results) -> pd.DataFrame:
-    """Share of the source-to-target gap that each system recovers, a row for each (pair, system, benchmark)."""
+    """Share of the source-to-target gap that each system recovers, a row for each (pair, system, benchmark).
+
+    Accuracies also have McNemar's exact test against target and source: p, and the discordant items of either direction.
+    """
     return frame_of(
         [
             _gap_row(results, pair, system, benchmark)
@@ -104,5 +107,12 @@ def _gap_row(results: Results, pair: Pair, system: str, benchmark: str) -> Row:
         row |= {column: own.value if benchmark == PERPLEXITY else 100 * own.value}
     row |= cells("gap_recovered", compare.gap_recovered(results, pair, system, benchmark))
     if benchmark == PERPLEXITY:
-        row |= cells("gap_recovered_log", compare.gap_recovered(results, pair, system, benchmark, log=True))
+        return row | cells("gap_recovered_log", compare.gap_recovered(results, pair, system, benchmark, log=True))
+    for name in (TARGET, SOURCE):
+        row |= mcnemar_columns(name.split()[0], compare.mcnemar(results, pair, system, name, benchmark, items))
     return row
+
+
+def mcnemar_columns(other: str, test: compare.McNemar) -> Row:
+    """Two-sided p of the comparison with `other` (a word), and the items that only one of the two has right."""
+    return {f"p_{other}": test.p, f"only_right_{other}": test.only_own, f"only_wrong_{other}": test.only_other}
