@@ -2,7 +2,8 @@
 
 Resamples the items that systems share. Knows records and statistics; does not know how a table looks.
 All results are fractions (1.0 is 100 %); averages are over the paper's five benchmarks, or others that are named. `items`
-confines a comparison to these items; without it, it is on all items of the system's own record, which may be fewer than the target's.
+confines a comparison to these items; without it, it is on all items of the system's own record, which may be fewer than the
+target's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from kvferry.report.inputs import SOURCE, Pair, Results
 from kvferry.report.items import TARGET, Items, aligned_scores, record_of, shared_items
 from kvferry.report.paper import FIVE
 from kvferry.report.stats import Quantity, Sampled, Undefined, bootstrap_means, bootstrap_ratio, mcnemar_p, mean_of
+
+Measure = Callable[[Results, Pair, str, str], Quantity]
 
 
 @lru_cache(maxsize=512)
@@ -166,13 +169,7 @@ def gap_recovered_on_average(results: Results, pair: Pair, system: str, names: S
     return _share(target, source, own)
 
 
-def average(
-    results: Results,
-    pair: Pair,
-    system: str,
-    measure: Callable[[Results, Pair, str, str], Quantity],
-    names: Sequence[str] = FIVE,
-) -> Quantity:
+def average(results: Results, pair: Pair, system: str, measure: Measure, names: Sequence[str] = FIVE) -> Quantity:
     """Mean of a measure over these benchmarks; undefined if one of them is, or was not run."""
     return _not_run(results, pair, names) or mean_of({name: measure(results, pair, system, name) for name in names})
 

@@ -50,6 +50,7 @@ COLUMNS = (
         "k_without_arc_challenge": "k without ARC-C",
         "largest_move_pp": "largest move, pp",
         "k_by_kl": "k by KL",
+        "items_differing": "items unlike the target's own",
         "p_target": "McNemar p, target",
         "only_right_target": "right where target is wrong",
         "only_wrong_target": "wrong where target is right",

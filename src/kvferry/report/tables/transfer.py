@@ -5,8 +5,6 @@ Retention and shares of the gap are in percent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pandas as pd
 
@@ -15,10 +13,7 @@ from kvferry.report import compare
 from kvferry.report.inputs import SOURCE, Pair, Results
 from kvferry.report.items import TARGET, limited, record_of, shared_items
 from kvferry.report.paper import FIVE
-from kvferry.report.stats import Quantity
 from kvferry.report.tables.cells import PAPER, N, Row, cells, frame_of
-
-Measure = Callable[[Results, Pair, str, str], Quantity]
 
 
 def table1_retention(results: Results) -> pd.DataFrame:
@@ -54,7 +49,7 @@ def _label(results: Results, pair: Pair, system: str) -> Row:
     return {"pair": pair.name, "system": system, "k": None if system == SOURCE else results.k(pair.name, system)}
 
 
-def _benchmarks(results: Results, pair: Pair, system: str, measure: Measure, table: str) -> Row:
+def _benchmarks(results: Results, pair: Pair, system: str, measure: compare.Measure, table: str) -> Row:
     row: Row = {}
     for name in results.benchmarks:
         _, record = record_of(results, pair, system, name)
