@@ -17,6 +17,7 @@ from kvferry.report.tables.cells import AT_CHANCE, HIGH, LOW, PAPER, REASON, SUF
 
 DECIMALS = {"prefix_perplexity": 2, "value": 2, "source": 2, "target": 2, "p_over_n": 3, "parameter_ratio": 2}
 DECIMALS |= {"apply_time": 2, "largest_move_pp": 2, "p_target": 4, "p_source": 4, "p_headline": 4}
+DECIMALS |= {"attention_cosine": 3}
 PREFIX_DECIMALS = {"r2_": 3, "next_token_kl": 3}
 DEFAULT_DECIMALS = 1
 EMPTY = "–"
