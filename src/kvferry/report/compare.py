@@ -1,14 +1,16 @@
 """Comparisons of systems on the same items: retention, floor-normalised retention, share of the gap recovered.
 
 Resamples the items that systems share. Knows records and statistics; does not know how a table looks.
-All results are fractions (1.0 is 100 %); averages are over the paper's five benchmarks. `items` confines a comparison to
-these items; without it, it is on all items of the system's own record, which may be fewer than the target's.
+All results are fractions (1.0 is 100 %); averages are over the paper's five benchmarks, or others that are named. `items`
+confines a comparison to these items; without it, it is on all items of the system's own record, which may be fewer than the
+target's.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -16,9 +18,11 @@ import numpy as np
 from kvferry.errors import KvferryError
 from kvferry.records import PERPLEXITY
 from kvferry.report.inputs import SOURCE, Pair, Results
-from kvferry.report.items import TARGET, Items, aligned_scores, record_of
+from kvferry.report.items import TARGET, Items, aligned_scores, record_of, shared_items
 from kvferry.report.paper import FIVE
-from kvferry.report.stats import Quantity, Sampled, Undefined, bootstrap_means, bootstrap_ratio, mean_of
+from kvferry.report.stats import Quantity, Sampled, Undefined, bootstrap_means, bootstrap_ratio, mcnemar_p, mean_of
+
+Measure = Callable[[Results, Pair, str, str], Quantity]
 
 
 @lru_cache(maxsize=512)
@@ -82,6 +86,36 @@ def gained(
     return own - base
 
 
+@dataclass(frozen=True)
+class McNemar:
+    """Right and wrong answers of two systems to the same `n` items: how many only one of them has right, and the test's p."""
+
+    n: int
+    only_own: int
+    only_other: int
+
+    @property
+    def p(self) -> float:
+        """Two-sided exact p; 1 where there is no discordant item."""
+        return mcnemar_p(self.only_own, self.only_other)
+
+
+def mcnemar(
+    results: Results, pair: Pair, system: str, other: str, benchmark: str, items: Items | None = None
+) -> McNemar:
+    """McNemar's test of `system` against `other` on the items that both answered, or on `items`.
+
+    Raises:
+        KvferryError: a record is missing, samples are not nested, or a score is neither right (1) nor wrong (0).
+    """
+    named = [record_of(results, pair, name, benchmark) for name in (other, system)]
+    scores, _ = aligned_scores(named, items or shared_items(results, pair, (other, system), benchmark))
+    if not np.isin(scores, (0, 1)).all():
+        raise KvferryError(f"{named[1][0]}: McNemar's test needs scores of 0 or 1, and these are others; compare means")
+    base, own = scores > 0
+    return McNemar(len(own), int((own & ~base).sum()), int((base & ~own).sum()))
+
+
 def floor_normalised(results: Results, pair: Pair, system: str, benchmark: str) -> Quantity:
     """As `retention`, after taking chance off both accuracies."""
     target, _, own = paired(results, pair, system, benchmark)
@@ -124,28 +158,24 @@ def _share(target: Sampled, source: Sampled, own: Sampled) -> Quantity:
     )
 
 
-def gap_recovered_on_average(results: Results, pair: Pair, system: str) -> Quantity:
-    """Share of the gap between the mean accuracies over the five benchmarks."""
-    missing = _not_run(results)
+def gap_recovered_on_average(results: Results, pair: Pair, system: str, names: Sequence[str] = FIVE) -> Quantity:
+    """Share of the gap between the mean accuracies over these benchmarks."""
+    missing = _not_run(results, pair, names)
     if missing:
         return missing
-    trios = [paired(results, pair, system, name) for name in FIVE]
+    trios = [paired(results, pair, system, name) for name in names]
     means = [mean_of({str(i): trio[part] for i, trio in enumerate(trios)}) for part in range(3)]
     target, source, own = (part for part in means if isinstance(part, Sampled))
     return _share(target, source, own)
 
 
-def average(
-    results: Results, pair: Pair, system: str, measure: Callable[[Results, Pair, str, str], Quantity]
-) -> Quantity:
-    """Mean of a measure over the five benchmarks; undefined if one of them is, or was not run."""
-    return _not_run(results) or mean_of({name: measure(results, pair, system, name) for name in FIVE})
+def average(results: Results, pair: Pair, system: str, measure: Measure, names: Sequence[str] = FIVE) -> Quantity:
+    """Mean of a measure over these benchmarks; undefined if one of them is, or was not run."""
+    return _not_run(results, pair, names) or mean_of({name: measure(results, pair, system, name) for name in names})
 
 
-def _not_run(results: Results) -> Undefined | None:
-    missing = [name for name in FIVE if name not in results.benchmarks]
-    return (
-        Undefined(f"an average needs all five benchmarks, and these were not run: {', '.join(missing)}")
-        if missing
-        else None
-    )
+def _not_run(results: Results, pair: Pair, names: Sequence[str]) -> Undefined | None:
+    missing = [name for name in names if (pair.target, name) not in results.native]
+    if not missing:
+        return None
+    return Undefined(f"an average needs all {len(names)} benchmarks, and these were not run: {', '.join(missing)}")

@@ -12,30 +12,42 @@ from dataclasses import replace
 import numpy as np
 
 from kvferry.errors import KvferryError
-from kvferry.records import Record
+from kvferry.records import IDENTITY, NATIVE_INJECTED, Record
 from kvferry.report.inputs import SOURCE, Pair, Results
 
 TARGET = "target"
+OF_TARGET = (NATIVE_INJECTED, IDENTITY)  # controls that a target model has whatever the source is
 CHUNK = re.compile(r"chunk-(\d+)-")
 
 Items = frozenset[str]
 
 
 def record_of(results: Results, pair: Pair, system: str, benchmark: str) -> tuple[str, Record]:
-    """The record of a system and its place under the results root; `system` may be TARGET or SOURCE.
+    """The record of a system and its place under the results root; `system` may be TARGET, SOURCE or one of OF_TARGET.
 
     Raises:
         KvferryError: that system was not run on that benchmark.
     """
-    if system in (TARGET, SOURCE):
-        model = pair.target if system == TARGET else pair.source
-        place, record = f"records/native/{model}/{benchmark}.json", results.native.get((model, benchmark))
-    else:
-        place = f"records/pairs/{pair.name}/{system}/{benchmark}.json"
-        record = results.transfers.get((pair.name, system, benchmark))
+    place, record = _looked_up(results, pair, system, benchmark)
     if record is None:
         raise KvferryError(f"{place}: there is no such record; run its evaluation first")
     return place, record
+
+
+def has_record(results: Results, pair: Pair, system: str, benchmark: str) -> bool:
+    """Whether a system, as in `record_of`, was run on a benchmark."""
+    return _looked_up(results, pair, system, benchmark)[1] is not None
+
+
+def _looked_up(results: Results, pair: Pair, system: str, benchmark: str) -> tuple[str, Record | None]:
+    if system in (TARGET, SOURCE):
+        model = pair.target if system == TARGET else pair.source
+        return f"records/native/{model}/{benchmark}.json", results.native.get((model, benchmark))
+    if system in OF_TARGET:
+        place = f"records/{system}/{pair.target}/{benchmark}.json"
+        return place, results.injected.get((system, pair.target, benchmark))
+    place = f"records/pairs/{pair.name}/{system}/{benchmark}.json"
+    return place, results.transfers.get((pair.name, system, benchmark))
 
 
 def shared_items(results: Results, pair: Pair, systems: Sequence[str], benchmark: str) -> Items:

@@ -1,4 +1,4 @@
-"""Intervals: Wilson for one accuracy, paired bootstrap over items for everything that compares systems.
+"""Intervals: Wilson for one accuracy, paired bootstrap over items for everything that compares systems; McNemar's test.
 
 Works on arrays. Does not know records, benchmarks, or which system is which.
 """
@@ -61,6 +61,28 @@ def wilson(correct: float, n: int) -> tuple[float, float]:
     half = Z95 * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
     # The ends are exact where nothing or everything is right; the formula leaves rounding there.
     return (0.0 if correct == 0 else centre - half), (1.0 if correct == n else centre + half)
+
+
+def mcnemar_p(first: int, second: int) -> float:
+    """Two-sided p of McNemar's exact test that two systems are right equally often, from their discordant items.
+
+    Under that hypothesis each discordant item falls to either system like a fair coin: the binomial with one half, doubled
+    tail, at most 1. Without a discordant item nothing speaks against it, so p is 1.
+
+    Args:
+        first: items that one system alone has right.
+        second: items that the other alone has right.
+
+    Raises:
+        ValueError: a count is negative.
+    """
+    if min(first, second) < 0:
+        raise ValueError(f"mcnemar_p needs counts of items, got {first} and {second}")
+    n, term, tail = first + second, 1, 0
+    for successes in range(min(first, second) + 1):
+        tail += term
+        term = term * (n - successes) // (successes + 1)
+    return min(1.0, 2 * tail / 2**n)  # of whole numbers, so exact until this division
 
 
 def bootstrap_means(scores: np.ndarray, weights: np.ndarray, draws: int, seed: Sequence[int]) -> list[Sampled]:

@@ -12,16 +12,14 @@ import numpy as np
 import pandas as pd
 
 from kvferry.records import APPLY_TIME, NEXT_TOKEN_KL, PERPLEXITY, TOP1_AGREEMENT
-from kvferry.report import compare
+from kvferry.report import best, compare
 from kvferry.report.inputs import SOURCE, Pair, Results, Sweep
-from kvferry.report.items import TARGET, Items, every_other_chunk, limited, record_of
+from kvferry.report.items import TARGET, Items, every_other_chunk, record_of
 from kvferry.report.names import GAINED
-from kvferry.report.papers_recipe import LINEAR
 from kvferry.report.tables.cells import N, Row, cells, empty, frame_of
 from kvferry.report.tables.scores import OVER_CHUNKS, SCALES, items_of_sweep, scores_on
 from kvferry.report.wanted import IMPROVED
 
-SMALL = 4  # a small recipe has at most one part in this many of the headline's parameters
 PARTS = ("native_head", "row_weights", "support", "head_rows", "method")
 SELECTION = NEXT_TOKEN_KL + "_selection"
 
@@ -40,11 +38,11 @@ def improved(results: Results) -> pd.DataFrame:
 
 
 def _rows(results: Results, sweep: Sweep, pair: Pair) -> list[Row]:
-    variants = list(dict.fromkeys([results.headline, *sweep.variants]))
+    variants = best.compared(results, sweep)
     shared = items_of_sweep(results, pair, sweep, [results.headline])
     reported = {name: every_other_chunk(ids, 1) if name in OVER_CHUNKS else ids for name, ids in shared.items()}
-    selection = _selection(results, pair, variants, every_other_chunk(shared[NEXT_TOKEN_KL], 0))
-    marks = _marks(results, pair, selection)
+    selection = best.selection_kl(results, pair, variants)
+    marks = best.marks(results, pair, selection)
     rows = []
     for variant in variants:
         row = _recipe_columns(results, pair, variant, marks.get(variant))
@@ -52,24 +50,6 @@ def _rows(results: Results, sweep: Sweep, pair: Pair) -> list[Row]:
         rows.append(row | _scores(results, pair, variant, reported))
     columns = dict.fromkeys(rows[0])
     return [columns | _native_row(results, pair, system, reported) for system in (TARGET, SOURCE)] + rows
-
-
-def _selection(results: Results, pair: Pair, variants: list[str], even: Items) -> dict[str, float]:
-    """KL on the selection half, nats a token."""
-    return {name: limited(record_of(results, pair, name, NEXT_TOKEN_KL)[1], even).value for name in variants}
-
-
-def _marks(results: Results, pair: Pair, selection: Mapping[str, float]) -> dict[str, str]:
-    """`best`, `best small`, or both, by variant; equal KL goes to the smaller mapper."""
-    sizes = {name: results.manifests[pair.name, name]["parameters"] for name in selection}
-    closed = [name for name in selection if results.recipe(pair.name, name)["method"] in LINEAR]
-    small = [name for name in closed if SMALL * sizes[name] <= sizes[results.headline]]
-    marks: dict[str, str] = {}
-    for word, names in (("best", closed), ("best small", small)):
-        if names:
-            winner = min(names, key=lambda name: (selection[name], sizes[name]))
-            marks[winner] = f"{marks[winner]}, {word}" if winner in marks else word
-    return marks
 
 
 def _native_row(results: Results, pair: Pair, system: str, items: Mapping[str, Items]) -> Row:

@@ -80,7 +80,7 @@ def table17_loo_k(results: Results) -> pd.DataFrame:
 
 def _choice_row(results: Results, sweep: Sweep, pair: Pair) -> Row:
     variants, items = variants_by_k(results, sweep, pair), items_of_sweep(results, pair, sweep)
-    names = [name for name in CHOOSING if name in items]
+    names = _choosing(items)
     by_k = {k: _accuracies(results, pair, variant, names, items) for k, variant in variants.items()}
     row: Row = {"pair": pair.name, "items": ", ".join(f"{BENCHMARKS[name]} {len(items[name])}" for name in names)}
     chosen = _chosen(by_k, names)
@@ -90,11 +90,25 @@ def _choice_row(results: Results, sweep: Sweep, pair: Pair) -> Row:
     for name, k in (choices | {"largest_move_pp": _largest_move(by_k, names, chosen, list(without.values()))}).items():
         paper = None if known is None else results.paper.value("table17", known, name)
         row |= cell(name, k) | {name + PAPER: paper}
-    by_kl = _lowest_kl(results, pair, variants, items[NEXT_TOKEN_KL])
+    by_kl = lowest_kl(results, pair, variants, items[NEXT_TOKEN_KL])
     row |= {"k_by_kl": by_kl, "chunks": len(items[NEXT_TOKEN_KL])}
     for name, k in (("mean_accuracy", chosen), ("mean_accuracy_by_kl", by_kl)):
-        row |= _mean_accuracy(results, pair, name, k if isinstance(k, Undefined) else variants[k], names, items)
+        row |= cells(name, k) if isinstance(k, Undefined) else mean_accuracy(results, pair, variants[k], items, name)
     return row
+
+
+def chosen_by_accuracy(
+    results: Results, pair: Pair, variants: Mapping[int, str], items: Mapping[str, Items]
+) -> int | Undefined:
+    """The k that the paper's rule chooses on these items; undefined if none of its benchmarks is among them."""
+    names = _choosing(items)
+    by_k = {k: _accuracies(results, pair, variant, names, items) for k, variant in variants.items()}
+    return _chosen(by_k, names)
+
+
+def _choosing(items: Mapping[str, Items]) -> list[str]:
+    """The benchmarks that the paper chooses k by, as far as there are items of them."""
+    return [name for name in CHOOSING if name in items]
 
 
 def _accuracies(
@@ -138,20 +152,17 @@ def _largest_move(
     return max(moves) if moves else Undefined("no benchmark is left to choose by")
 
 
-def _lowest_kl(results: Results, pair: Pair, variants: Mapping[int, str], items: Items) -> int:
+def lowest_kl(results: Results, pair: Pair, variants: Mapping[int, str], items: Items) -> int:
     """The k of the lowest KL, the smaller one where two are equal."""
     return min(variants, key=lambda k: limited(record_of(results, pair, variants[k], NEXT_TOKEN_KL)[1], items).value)
 
 
-def _mean_accuracy(
-    results: Results,
-    pair: Pair,
-    name: str,
-    variant: str | Undefined,
-    benchmarks: list[str],
-    items: Mapping[str, Items],
+def mean_accuracy(
+    results: Results, pair: Pair, variant: str, items: Mapping[str, Items], name: str = "mean_accuracy"
 ) -> Row:
-    if isinstance(variant, Undefined):
-        return cells(name, variant)
+    """Columns of the mean accuracy of a variant over the choosing benchmarks, in percent, on these items of each."""
+    benchmarks = _choosing(items)
+    if not benchmarks:
+        return cells(name, Undefined(f"the sweep ran none of {', '.join(BENCHMARKS[each] for each in CHOOSING)}"))
     own = {each: compare.together(results, pair, (variant,), each, items[each])[0] for each in benchmarks}
     return cells(name, mean_of(own))

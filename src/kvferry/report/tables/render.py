@@ -16,7 +16,7 @@ from kvferry.report.names import OF_ALL, column
 from kvferry.report.tables.cells import AT_CHANCE, HIGH, LOW, PAPER, REASON, SUFFIXES, UNDEFINED, N
 
 DECIMALS = {"prefix_perplexity": 2, "value": 2, "source": 2, "target": 2, "p_over_n": 3, "parameter_ratio": 2}
-DECIMALS |= {"apply_time": 2, "largest_move_pp": 2, "coqa_slope": 2}
+DECIMALS |= {"apply_time": 2, "largest_move_pp": 2, "coqa_slope": 2, "p_target": 4, "p_source": 4, "p_headline": 4}
 DECIMALS |= {"k_concentration": 2, "k_concentration_vs_ridge": 2, "pearson": 2, "spearman": 2}
 PREFIX_DECIMALS = {"r2_": 3, "next_token_kl": 3, "attention_cosine": 3, "v_concentration": 2, "warm": 2, "cold": 2}
 DEFAULT_DECIMALS = 1

@@ -5,8 +5,6 @@ Retention and shares of the gap are in percent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pandas as pd
 
@@ -15,10 +13,7 @@ from kvferry.report import compare
 from kvferry.report.inputs import SOURCE, Pair, Results
 from kvferry.report.items import TARGET, limited, record_of, shared_items
 from kvferry.report.paper import FIVE
-from kvferry.report.stats import Quantity
 from kvferry.report.tables.cells import PAPER, N, Row, cells, frame_of
-
-Measure = Callable[[Results, Pair, str, str], Quantity]
 
 
 def table1_retention(results: Results) -> pd.DataFrame:
@@ -54,7 +49,7 @@ def _label(results: Results, pair: Pair, system: str) -> Row:
     return {"pair": pair.name, "system": system, "k": None if system == SOURCE else results.k(pair.name, system)}
 
 
-def _benchmarks(results: Results, pair: Pair, system: str, measure: Measure, table: str) -> Row:
+def _benchmarks(results: Results, pair: Pair, system: str, measure: compare.Measure, table: str) -> Row:
     row: Row = {}
     for name in results.benchmarks:
         _, record = record_of(results, pair, system, name)
@@ -84,7 +79,10 @@ def _paper_gap(results: Results, pair: Pair, system: str) -> float | None:
 
 
 def gap_recovered(results: Results) -> pd.DataFrame:
-    """Share of the source-to-target gap that each system recovers, a row for each (pair, system, benchmark)."""
+    """Share of the source-to-target gap that each system recovers, a row for each (pair, system, benchmark).
+
+    Accuracies also have McNemar's exact test against target and source: p, and the discordant items of either direction.
+    """
     return frame_of(
         [
             _gap_row(results, pair, system, benchmark)
@@ -104,5 +102,12 @@ def _gap_row(results: Results, pair: Pair, system: str, benchmark: str) -> Row:
         row |= {column: own.value if benchmark == PERPLEXITY else 100 * own.value}
     row |= cells("gap_recovered", compare.gap_recovered(results, pair, system, benchmark))
     if benchmark == PERPLEXITY:
-        row |= cells("gap_recovered_log", compare.gap_recovered(results, pair, system, benchmark, log=True))
+        return row | cells("gap_recovered_log", compare.gap_recovered(results, pair, system, benchmark, log=True))
+    for name in (TARGET, SOURCE):
+        row |= mcnemar_columns(name.split()[0], compare.mcnemar(results, pair, system, name, benchmark, items))
     return row
+
+
+def mcnemar_columns(other: str, test: compare.McNemar) -> Row:
+    """Two-sided p of the comparison with `other` (a word), and the items that only one of the two has right."""
+    return {f"p_{other}": test.p, f"only_right_{other}": test.only_own, f"only_wrong_{other}": test.only_other}
