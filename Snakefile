@@ -14,6 +14,7 @@ include: "workflow/rules/dump.smk"
 include: "workflow/rules/probe.smk"
 include: "workflow/rules/fit.smk"
 include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/measure.smk"
 include: "workflow/rules/report.smk"
 
 

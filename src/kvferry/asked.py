@@ -197,6 +197,20 @@ def reverse_of(project: Project, pair: str) -> str | None:
     return next((own for own in pairs if [project.pair(own)[role] for role in ("source", "target")] == ends), None)
 
 
+def dialogues(project: Project, pair: str) -> list[str]:
+    """The protocols of conversations: turns alternate where the pair is there both ways."""
+    return [COQA_HANDOFF, *([COQA_ALTERNATE] if reverse_of(project, pair) else [])]
+
+
+def timed_together(project: Project) -> list[list[str]]:
+    """Pairs whose times are measured in one job: those of the same two models, whose prefills serve both."""
+    groups: dict[frozenset[str], list[str]] = {}
+    for pair in project.config.get("latency", {}).get("pairs", []):
+        models = frozenset(project.pair(pair)[role] for role in ("source", "target"))
+        groups.setdefault(models, []).append(pair)
+    return list(groups.values())
+
+
 def diagnosed_variants(project: Project, pair: str) -> list[str]:
     """Variants whose errors are looked at in the target's attention."""
     if "diagnostics" not in project.config:
@@ -214,11 +228,10 @@ def records_of_pair(project: Project, pair: str) -> Names:
     """Every record of a pair: benchmarks, measures and what the optional sections ask, by system."""
     headline = project.config["headline"]
     found = _gathered(evaluation_jobs(project, pair).values())
-    dialogues = [COQA_HANDOFF, *([COQA_ALTERNATE] if reverse_of(project, pair) else [])]
     for variant in dialogue_variants(project, pair):
-        found.setdefault(variant, []).extend(dialogues)
+        found[variant] += dialogues(project, pair)
     for variant in diagnosed_variants(project, pair):
-        found[variant].extend(DIAGNOSTICS)
+        found[variant] += DIAGNOSTICS
     found[headline] += [LATENCY] if has(project, "latency", pair) else []
     found[headline] += [NATIVE_TOKENS, NATIVE_TOKENS_TIME] if has(project, "native_tokens", pair) else []
     return found

@@ -43,7 +43,7 @@ def results(scores=None, pairs=(PAIR,), variants=VARIANTS, protocols=(COQA_HANDO
     native = {(model, COQA): record(scores[model]) for model in ("big", "small")}
     coqa = {pair.name: variants for pair in pairs}
     return SimpleNamespace(
-        pairs=[PAIR, BACK], headline="k8", draws=DRAWS, seed=0, native=native, transfers=transfers, coqa=coqa
+        pairs=[PAIR, BACK], headline="k8", draws=DRAWS, seed=0, native=native, transfers=transfers, dialogues=coqa
     )
 
 

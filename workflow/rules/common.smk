@@ -9,7 +9,8 @@ try:
     from kvferry.config import load_project, read_yaml
     from kvferry.crosscheck import ROWS_WHEEL
     from kvferry.errors import KvferryError
-    from kvferry.records import IDENTITY, ZERO_CACHE
+    from kvferry.records import COQA, IDENTITY, LATENCY, NATIVE
+    from kvferry.records import NATIVE_TOKENS, NATIVE_TOKENS_TIME, ZERO_CACHE
     from kvferry.report.wanted import figures_of, tables_of
 except ImportError:
     sys.exit(

@@ -42,12 +42,12 @@ class Line:
 
 def coqa_pairs(results: Results) -> list[Pair]:
     """The pairs that answered CoQA, in the order of the report."""
-    return [pair for pair in results.pairs if pair.name in results.coqa]
+    return [pair for pair in results.pairs if pair.name in results.dialogues]
 
 
 def protocols_of(results: Results, pair: Pair) -> list[str]:
     """The protocols that the pair's variants were asked for: `handoff`, and `alternate` if any of them has its record."""
-    alternates = any((pair.name, name, COQA_ALTERNATE) in results.transfers for name in results.coqa[pair.name])
+    alternates = any((pair.name, name, COQA_ALTERNATE) in results.transfers for name in results.dialogues[pair.name])
     return [HANDOFF, ALTERNATE] if alternates else [HANDOFF]
 
 
@@ -60,7 +60,7 @@ def lines(results: Results, pair: Pair, protocol: str) -> list[Line]:
         KvferryError: a record is missing or of other items, one conversation has other turns than another, or there are
             fewer than two conversations to choose on.
     """
-    variants = results.coqa[pair.name]
+    variants = results.dialogues[pair.name]
     named = [record_of(results, pair, name, COQA) for name in (TARGET, SOURCE)]
     named += [record_of(results, pair, name, RECORDS[protocol]) for name in variants]
     compared = frozenset(item.id for item in named[-1][1].items)

@@ -11,7 +11,6 @@ from kvferry.errors import KvferryError
 PAPER_ROOT = Path(__file__).resolve().parents[3] / "resources" / "paper"
 ABLATED = "Qwen3 14B→32B"  # the pair of tables that do not name one: 2 and 9
 FIVE = ("arc_challenge", "hellaswag", "winogrande", "mmlu", "gsm8k")
-HELD_OUT = ("piqa", "boolq", "arc_easy")  # benchmarks that no choice was made on: table 18
 
 
 class Paper:

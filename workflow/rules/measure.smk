@@ -1,0 +1,214 @@
+# What is measured beside benchmarks: conversations, where errors are, times, and what tokens that the target reads itself bring.
+
+MEASURE_CODE = EVALUATION_CODE + ["evaluate/mapped", "evaluate/clock"]
+COQA_CODE = ["evaluate/coqa", "evaluate/conversations", "evaluate/dialogue"]
+COQA_CODE += ["evaluate/material", "evaluate/f1"]
+MEASURED = EVALUATION["project"] | {
+    section: config.get(section)
+    for section in ("calibration", "coqa", "diagnostics", "latency", "native_tokens")
+}
+
+
+def pair_outputs(pair, names):
+    """Record paths by variant; `names` are those of each variant."""
+    return {
+        variant: {name: str(record(of_pair(pair)(variant), name)) for name in own}
+        for variant, own in names.items()
+    }
+
+
+def dialogue_outputs(pair):
+    """Records of the variants that go on with conversations."""
+    variants = asked.dialogue_variants(PROJECT, pair)
+    return pair_outputs(pair, dict.fromkeys(variants, asked.dialogues(PROJECT, pair)))
+
+
+def diagnosed_outputs(pair):
+    """Records of the variants that are diagnosed."""
+    variants = asked.diagnosed_variants(PROJECT, pair)
+    return pair_outputs(pair, dict.fromkeys(variants, asked.DIAGNOSTICS))
+
+
+def mappers_back(pair):
+    """Manifests of the same variants the other way, where that is a pair of conversations too."""
+    back = asked.reverse_of(PROJECT, pair)
+    variants = asked.dialogue_variants(PROJECT, pair)
+    return [manifest(back, variant) for variant in variants] if back else []
+
+
+def headline_record(pair, name):
+    """A record of the headline."""
+    return record(of_pair(pair)(config["headline"]), name)
+
+
+def every(outputs):
+    return [path for own in outputs.values() for path in own.values()]
+
+
+def cards_of(pair):
+    """The cards of both models of a pair."""
+    return {role: card(PROJECT.pair(pair)[role]) for role in ("source", "target")}
+
+
+for model in asked.dialogue_models(PROJECT):
+
+    rule:
+        name:
+            rule_name("coqa_model", model)
+        input:
+            **ROWS,
+            target=card(model),
+            corpus=corpus_file(config["perplexity"]["corpus"]),
+            code=code(*MEASURE_CODE, *COQA_CODE),
+        output:
+            record(of_model(model)(NATIVE), COQA),
+        log:
+            LOGS / f"coqa/native/{model}.log",
+        benchmark:
+            TIMINGS / f"coqa/native/{model}.tsv"
+        conda:
+            ENVIRONMENT
+        threads: config["compute"]["threads"]
+        resources:
+            mem_mb=3500,
+            gpu=GPU,
+        params:
+            project=MEASURED,
+            rows=EVALUATION["rows"],
+            model=model,
+        script:
+            "../scripts/coqa_native.py"
+
+
+for pair in config.get("coqa", {}).get("pairs", []):
+
+    rule:
+        name:
+            rule_name("coqa_pair", pair)
+        input:
+            **ROWS,
+            **cards_of(pair),
+            corpus=corpus_file(config["perplexity"]["corpus"]),
+            mappers=[manifest(pair, v) for v in asked.dialogue_variants(PROJECT, pair)],
+            back=mappers_back(pair),
+            code=code(*MEASURE_CODE, *COQA_CODE),
+        output:
+            every(dialogue_outputs(pair)),
+        log:
+            LOGS / f"coqa/pairs/{pair}.log",
+        benchmark:
+            TIMINGS / f"coqa/pairs/{pair}.tsv"
+        conda:
+            ENVIRONMENT
+        threads: config["compute"]["threads"]
+        resources:
+            mem_mb=3500,
+            gpu=GPU,
+        params:
+            project=MEASURED,
+            rows=EVALUATION["rows"],
+            pair=pair,
+            records=dialogue_outputs(pair),
+            heads=native_heads(asked.dialogue_variants(PROJECT, pair)),
+        script:
+            "../scripts/coqa_pair.py"
+
+
+for pair in config["pairs"] if "diagnostics" in config else []:
+
+    rule:
+        name:
+            rule_name("diagnose", pair)
+        input:
+            **ROWS,
+            **cards_of(pair),
+            corpus=corpus_file(config["calibration"]["corpus"]),
+            mappers=[manifest(pair, v) for v in asked.diagnosed_variants(PROJECT, pair)],
+            code=code(
+                *MEASURE_CODE,
+                "kv/attention",
+                "evaluate/diagnose",
+                "evaluate/diagnostics",
+            ),
+        output:
+            every(diagnosed_outputs(pair)),
+        log:
+            LOGS / f"diagnose/{pair}.log",
+        benchmark:
+            TIMINGS / f"diagnose/{pair}.tsv"
+        conda:
+            ENVIRONMENT
+        threads: config["compute"]["threads"]
+        resources:
+            mem_mb=3500,
+            gpu=GPU,
+        params:
+            project=MEASURED,
+            rows=EVALUATION["rows"],
+            pair=pair,
+            records=diagnosed_outputs(pair),
+            heads=native_heads(asked.diagnosed_variants(PROJECT, pair)),
+        script:
+            "../scripts/diagnose.py"
+
+
+for pairs in asked.timed_together(PROJECT):
+
+    rule:
+        name:
+            rule_name("latency", pairs[0])
+        input:
+            sources=[card(PROJECT.pair(pair)["source"]) for pair in pairs],
+            targets=[card(PROJECT.pair(pair)["target"]) for pair in pairs],
+            mappers=[manifest(pair, config["headline"]) for pair in pairs],
+            code=code(*MEASURE_CODE, "evaluate/latency"),
+        output:
+            [headline_record(pair, LATENCY) for pair in pairs],
+        log:
+            LOGS / f"latency/{pairs[0]}.log",
+        benchmark:
+            TIMINGS / f"latency/{pairs[0]}.tsv"
+        conda:
+            ENVIRONMENT
+        threads: config["latency"]["threads"]
+        resources:
+            mem_mb=3500,
+            gpu=GPU,
+        params:
+            project=MEASURED,
+            pairs=pairs,
+            variant=config["headline"],
+            heads=native_heads([config["headline"]]),
+        script:
+            "../scripts/latency.py"
+
+
+for pair in config.get("native_tokens", {}).get("pairs", []):
+
+    rule:
+        name:
+            rule_name("native_tokens", pair)
+        input:
+            **cards_of(pair),
+            corpus=corpus_file(config["perplexity"]["corpus"]),
+            mapper=manifest(pair, config["headline"]),
+            code=code(*MEASURE_CODE, "evaluate/native_tokens", "evaluate/latency"),
+        output:
+            [headline_record(pair, name) for name in (NATIVE_TOKENS, NATIVE_TOKENS_TIME)],
+        log:
+            LOGS / f"native_tokens/{pair}.log",
+        benchmark:
+            TIMINGS / f"native_tokens/{pair}.tsv"
+        conda:
+            ENVIRONMENT
+        threads: config["compute"]["threads"]
+        resources:
+            mem_mb=3500,
+            gpu=GPU,
+        params:
+            project=MEASURED,
+            pair=pair,
+            variant=config["headline"],
+            heads=native_heads([config["headline"]]),
+        script:
+            "../scripts/native_tokens.py"

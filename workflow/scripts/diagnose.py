@@ -1,0 +1,23 @@
+"""Look at the errors of a pair's mapped caches as the target's attention sees them."""
+
+from pathlib import Path
+
+from kvferry.evaluate.diagnose import make_material, run_diagnostics
+from kvferry.evaluate.pair import Asked
+from kvferry.job import job
+from kvferry.prepare.models import load_model
+
+given = snakemake.params
+with job(f"diagnose {given.pair}", snakemake.log[0], snakemake.threads):
+    compute = given.project["compute"]
+    source, target = (
+        load_model(Path(card).parent, compute["device"], compute["dtype"])
+        for card in (snakemake.input.source, snakemake.input.target)
+    )
+    mappers = {Path(path).parent.name: Path(path).parent for path in snakemake.input.mappers}
+    asked = {
+        variant: Asked({}, given.heads[variant], {name: Path(path) for name, path in own.items()})
+        for variant, own in given.records.items()
+    }
+    material = make_material(given.project, given.rows, Path(snakemake.input.corpus), target)
+    run_diagnostics(material, source, given.pair, asked, mappers)

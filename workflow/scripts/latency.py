@@ -1,0 +1,30 @@
+"""Time the mappers of pairs of the same two models, and the prefills of these."""
+
+from pathlib import Path
+
+from kvferry.evaluate.latency import run_latency
+from kvferry.evaluate.mapped import Mapped
+from kvferry.job import job
+from kvferry.prepare.models import load_model
+from kvferry.records import LATENCY
+
+given, paths = snakemake.params, snakemake.input
+with job(f"latency {' '.join(given.pairs)}", snakemake.log[0], snakemake.threads):
+    compute = given.project["compute"]
+    cards = {Path(card).parent for card in (*paths.sources, *paths.targets)}
+    models = {card: load_model(card, compute["device"], compute["dtype"]) for card in sorted(cards)}
+    mappers = [
+        Mapped(
+            pair,
+            given.variant,
+            models[Path(source).parent],
+            models[Path(target).parent],
+            Path(manifest).parent,
+            {LATENCY: Path(output)},
+            given.heads[given.variant],
+        )
+        for pair, source, target, manifest, output in zip(
+            given.pairs, paths.sources, paths.targets, paths.mappers, snakemake.output, strict=True
+        )
+    ]
+    run_latency(given.project, mappers)
