@@ -23,4 +23,5 @@ rule all:
     input:
         all_tables(),
         all_figures(),
+        all_verdicts(),
         RESULTS / "headline.txt",

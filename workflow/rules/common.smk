@@ -168,6 +168,10 @@ def all_tables():
     )
 
 
+def all_verdicts():
+    return expand(RESULTS / "verdict" / "{pair}.md", pair=config["pairs"])
+
+
 def all_figures():
     return expand(
         FIGURES / "{figure}.{kind}",

@@ -82,44 +82,51 @@ rule fig5_greedy_r2:
         "../scripts/greedy_figure.py"
 
 
-for figure in FROM_RECORDS:
-
-    rule:
-        name:
-            figure
-        input:
-            all_results(),
-            code=code(*REPORT_CODE),
-        output:
-            FIGURES / f"{figure}.pdf",
+rule figures:
+    input:
+        all_results(),
+        code=code(*REPORT_CODE),
+    output:
+        [
             report(
                 FIGURES / f"{figure}.png",
                 caption=f"../report/{figure}.rst",
                 category="Figures",
                 labels={"figure": figure, "pair": "all"},
-            ),
-            FIGURES / f"{figure}.csv",
-        log:
-            LOGS / f"report/{figure}.log",
-        conda:
-            ENVIRONMENT
-        params:
-            **RESULT_PARAMS,
-        script:
-            "../scripts/figure.py"
+            )
+            for figure in FROM_RECORDS
+        ],
+        expand(FIGURES / "{figure}.{kind}", figure=FROM_RECORDS, kind=["pdf", "csv"]),
+    log:
+        LOGS / "report/figures.log",
+    conda:
+        ENVIRONMENT
+    params:
+        **RESULT_PARAMS,
+        figures={figure: str(FIGURES / figure) for figure in FROM_RECORDS},
+    script:
+        "../scripts/figures.py"
 
 
-rule headline:
+rule words:
     input:
         all_results(),
         code=code(*REPORT_CODE),
     output:
         RESULTS / "headline.txt",
+        [
+            report(
+                RESULTS / "verdict" / f"{pair}.md",
+                category="Verdicts",
+                labels={"pair": pair},
+            )
+            for pair in config["pairs"]
+        ],
     log:
-        LOGS / "report/headline.log",
+        LOGS / "report/words.log",
     conda:
         ENVIRONMENT
     params:
         **RESULT_PARAMS,
     script:
-        "../scripts/headline.py"
+        "../scripts/words.py"

@@ -17,9 +17,9 @@ from kvferry.config import Project
 from kvferry.errors import KvferryError
 from kvferry.files import read_json
 from kvferry.records import NATIVE, PERPLEXITY, ZERO_CACHE, Record, read_record
-from kvferry.report.paper import FIVE, HELD_OUT, PAPER_ROOT, Paper
+from kvferry.report.paper import FIVE, PAPER_ROOT, Paper
 from kvferry.report.papers_recipe import RIDGE, STRIPPED, is_papers
-from kvferry.report.wanted import SHOWN_APART
+from kvferry.report.wanted import HELD_OUT, SHOWN_APART
 from kvferry.work import variants_of
 
 SOURCE = "source alone"

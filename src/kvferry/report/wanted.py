@@ -17,7 +17,7 @@ BARS = ("arc_challenge", "hellaswag", "mmlu")
 # Optional sections of the config, which tables and figures are also made from.
 CONTROLS, DIAGNOSTICS, COQA, LATENCY, NATIVE_TOKENS = "controls", "diagnostics", "coqa", "latency", "native_tokens"
 SECTIONS = (CONTROLS, DIAGNOSTICS, COQA, LATENCY, NATIVE_TOKENS)
-HELD_OUT = ("piqa", "boolq", "arc_easy")
+HELD_OUT = ("piqa", "boolq", "arc_easy")  # benchmarks that no choice was made on: table 18
 
 # Tables in the order of the report, with the sweeps or sections of which any one is enough; one that needs none is always there.
 TABLES: dict[str, tuple[str, ...]] = {

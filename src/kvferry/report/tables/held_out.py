@@ -8,8 +8,8 @@ from kvferry.errors import KvferryError
 from kvferry.report import compare
 from kvferry.report.inputs import SOURCE, Pair, Results
 from kvferry.report.items import record_of
-from kvferry.report.paper import HELD_OUT
 from kvferry.report.tables.cells import PAPER, N, Row, cells, frame_of
+from kvferry.report.wanted import HELD_OUT
 
 
 def table18_held_out(results: Results) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Draw one figure that is made from records."""
+"""Draw all figures that are made from records."""
 
 from pathlib import Path
 
@@ -9,4 +9,5 @@ from kvferry.report.inputs import Results
 with job(snakemake.rule, snakemake.log[0]):
     config = snakemake.params.project
     results = Results.load(Path(config["results"]), config, snakemake.params.pairs)
-    FIGURES[snakemake.rule](results, Path(snakemake.output[0]).with_suffix(""))
+    for name, stem in snakemake.params.figures.items():
+        FIGURES[name](results, Path(stem))
