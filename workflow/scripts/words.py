@@ -12,5 +12,10 @@ with job(snakemake.rule, snakemake.log[0]):
     config = snakemake.params.project
     directory = Path(config["results"])
     results = Results.load(directory, config, snakemake.params.pairs)
-    write_text(directory / "headline.txt", headline(results) + "\n")
+    places = (
+        f"Tables: {directory}/tables   Figures: {config['figures']}   Mappers: {directory}/pairs\n"
+        f"A page a pair, for whether to use the transfer: {directory}/verdict\n"
+        "A report in one file, with captions: make report"
+    )
+    write_text(directory / "headline.txt", f"{headline(results)}\n\n{places}\n")
     write_pages(results, directory / "verdict")
