@@ -57,7 +57,7 @@ def fig4_coqa_drift(results: Results, stem: Path) -> None:
     """
     drawn = curves(results)
     pairs, protocols = (list(dict.fromkeys(drawn[name])) for name in ("pair", "protocol"))
-    size = (0.6 + 3.4 * len(pairs), 1.3 + 2.3 * len(protocols))
+    size = (0.6 + 3.4 * len(pairs), 1.3 + 2.4 * len(protocols))
     with style.house_style():
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(len(protocols), len(pairs), squeeze=False, sharey=True, sharex=True)
@@ -122,7 +122,8 @@ def _panel(ax: Axes, drawn: pd.DataFrame, pair: str, protocol: str) -> None:
         answered = np.flatnonzero((rows["answers"] == role).to_numpy())
         ax.plot(turns, value, linewidth=1.3, markersize=4, markevery=answered.tolist(), **look)
     chosen = drawn.loc[drawn["system"] == CHOSEN, "variant"].iloc[0]
-    ax.set_title(f"{pair} (n = {style.span(drawn['f1' + N])} conversations)\n{WORDS[protocol]}; chosen: {chosen}")
+    n = style.span(drawn["f1" + N])
+    ax.set_title(f"{pair} (n = {n} conversations)\n{WORDS[protocol]}\nchosen: {chosen}")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
