@@ -217,7 +217,7 @@ def test_the_figure_draws_its_csv(results, tmp_path, saved):
         (dots,) = (part for part in ax.collections if isinstance(part, PathCollection))
         np.testing.assert_allclose(np.array(dots.get_offsets()), drawn[[name, "hellaswag_retention"]])
         r = np.corrcoef(drawn[name], drawn["hellaswag_retention"])[0, 1]
-        assert ax.get_title().startswith(f"n = 5 mappers, r = {r:+.2f} [")
+        assert ax.get_title().replace("−", "-").startswith(f"n = 5 mappers, r = {r:+.2f} [")
     assert "HellaSwag on 20–100 items a mapper" in " ".join(saved[0].get_suptitle().split())
 
 

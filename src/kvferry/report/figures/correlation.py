@@ -48,7 +48,7 @@ def fig10_correlation(results: Results, stem: Path) -> None:
         axes = figure.subplots(1, len(LABELS), sharey=True)
         for ax, name in zip(axes, LABELS, strict=True):
             _panel(ax, results, drawn, name, _r(table, name))
-        axes[0].set_ylabel("HellaSwag retention, % of the target's accuracy")
+        axes[0].set_ylabel("HellaSwag retention, %")
         figure.legend(handles=_legend(results, found), loc="outside lower center", ncols=4, frameon=False)
         style.entitle(figure, _title(found, len(drawn)))
         style.save(figure, found, stem)
@@ -69,7 +69,8 @@ def _r(table: pd.DataFrame, name: str) -> str:
     (row,) = table[(table["over"] == ALL_PAIRS) & (table["measure"] == name)].to_dict("records")
     if row["pearson"] == UNDEFINED:
         return f"r {UNDEFINED}"
-    return f"r = {row['pearson']:+.2f} [{row['pearson_low']:+.2f}, {row['pearson_high']:+.2f}]"
+    text = f"r = {row['pearson']:+.2f} [{row['pearson_low']:+.2f}, {row['pearson_high']:+.2f}]"
+    return text.replace("-", "−")
 
 
 def _title(found: pd.DataFrame, shown: int) -> str:
