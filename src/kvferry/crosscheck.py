@@ -42,6 +42,7 @@ def check(project: Project, files: Files) -> None:
         _check_recipes,
         _check_protocol,
         _check_scored_text,
+        _check_benchmark_text,
         _check_k,
         _check_memory,
     )
@@ -292,6 +293,14 @@ def _check_scored_text(project: Project, files: Files) -> None:
     if perplexity["documents"] == "all" and perplexity["corpus"] in fitted:
         what = f"'all' would score documents of {perplexity['corpus']!r} that {fitted[perplexity['corpus']]} fitted on"
         raise problem(files["config"], ("perplexity", "documents"), f"{what}; use held_out, or another corpus")
+
+
+def _check_benchmark_text(project: Project, files: Files) -> None:
+    """The headline is not fitted on the passages that a benchmark asks about."""
+    corpus = project.variant(project.config["headline"])["corpus"]
+    if "boolq" in project.config["evaluation"]["benchmarks"] and project.corpora[corpus].get("reader") == "boolq":
+        what = f"asks about the passages of {corpus!r}, which the headline is fitted on; leave it out, or fit on another corpus"
+        raise problem(files["config"], ("evaluation", "benchmarks", "boolq"), what)
 
 
 def _check_recipes(project: Project, files: Files) -> None:

@@ -177,3 +177,12 @@ def test_turns_alternate_where_the_pair_is_there_both_ways():
 def test_what_an_optional_section_cannot_have_is_refused(sections, said):
     with pytest.raises(KvferryError, match=said):
         project(**sections)
+
+
+def test_the_headline_is_not_fitted_on_the_passages_of_boolq():
+    evaluation = copy.deepcopy(project().config["evaluation"])
+    variants = {"ridge_k4": {**BASE, "k": 4, "corpus": "wikipedia"}}
+    with pytest.raises(KvferryError, match=r"evaluation\.benchmarks\.boolq: asks about the passages of 'wikipedia'"):
+        project(variants=variants, sweeps={}, evaluation=evaluation)
+    del evaluation["benchmarks"]["boolq"]
+    assert project(variants=variants, sweeps={}, evaluation=evaluation)

@@ -27,9 +27,9 @@ PRUNED = {"kind": "pruned", "remove": [[5, 8]], "calibration": {"corpus": "qaspe
 
 @pytest.fixture(scope="module")
 def shipped():
-    """The shipped files, but for the sweeps: three variants and a plain calibration, so that a change has one effect."""
+    """The shipped files without sweeps and optional sections: three variants, a plain calibration, so that a change has one effect."""
     files = {name: read_yaml(ROOT / name) for name in (CONFIG, MODELS, PAIRS, WHEELS, CORPORA)}
-    for key in ("sweeps", "greedy"):
+    for key in ("sweeps", "greedy", "controls", "coqa", "diagnostics", "latency", "native_tokens"):
         del files[CONFIG][key]
     files[CONFIG]["variants"] = {f"ridge_k{k}": {**RECIPE, "k": k} for k in (8, 4, 1)}
     files[CONFIG]["calibration"] |= {"sequences": 64, "held_out": 8}
@@ -97,7 +97,7 @@ def test_defaults_fill_all_that_has_one(workplace, shipped):
     same = full.keys() - {"pairs", "variants", "evaluation", "perplexity", "sweeps"}
     assert {key: filled[key] for key in same} == {key: full[key] for key in same}
     assert filled["variants"]["ridge_k8"] == full["variants"]["ridge_k8"]
-    assert filled["evaluation"]["benchmarks"]["gsm8k"] == {"limit": 100}
+    assert filled["evaluation"]["benchmarks"]["gsm8k"] == {"limit": 100, "shards": 1}
 
 
 def test_defaults_of_one_kind_of_model_alone(workplace, shipped):
@@ -238,7 +238,7 @@ WRONG_CONFIG = [
     (("evaluation", "full"), "yes", "evaluation.full", ["'yes' is not true or false"]),
     (("evaluation", "hold_back"), 0, "evaluation.hold_back", ["0 is not an integer ≥ 1"]),
     (("variants", "ridge_k8", "native_head"), -1, "variants.ridge_k8.native_head", ["-1 is not an integer ≥ 0"]),
-    (("evaluation", "benchmarks", "piqa"), {}, "evaluation.benchmarks.piqa", ["unknown key", "gsm8k"]),
+    (("evaluation", "benchmarks", "lambada"), {}, "evaluation.benchmarks.lambada", ["unknown key", "gsm8k"]),
     (("evaluation", "benchmarks", "mmlu"), {"limit": 0}, "evaluation.benchmarks.mmlu.limit", ["0 is not"]),
     (("registries", "models"), None, "registries.models", ["null is not a path", "config/models.yaml"]),
     (("registries",), {"models": 5}, "registries.models", ["5 is not a path"]),

@@ -1,6 +1,7 @@
 """Which tables and figures a config gives. Works on the checked config alone, so that a workflow can ask before anything is run.
 
-Knows which sweep or section a table or figure is made from. Does not know how one is made, and imports nothing that is slow to import.
+Knows which sweep or section a table or figure is made from. Does not know how one is made, and imports nothing that is slow
+to import.
 """
 
 from __future__ import annotations
@@ -80,4 +81,8 @@ def figures_of(config: Mapping[str, Any]) -> list[str]:
 def _there(config: Mapping[str, Any]) -> set[str]:
     """Sweeps, optional sections and held-out benchmarks of a config."""
     sections = {name for name in SECTIONS if config.get(name) is not None}
-    return {*config.get("sweeps", {}), *sections, *(name for name in HELD_OUT if name in config["evaluation"]["benchmarks"])}
+    return {
+        *config.get("sweeps", {}),
+        *sections,
+        *(name for name in HELD_OUT if name in config["evaluation"]["benchmarks"]),
+    }

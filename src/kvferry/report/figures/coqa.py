@@ -57,7 +57,7 @@ def fig4_coqa_drift(results: Results, stem: Path) -> None:
     """
     drawn = curves(results)
     pairs, protocols = (list(dict.fromkeys(drawn[name])) for name in ("pair", "protocol"))
-    size = (0.6 + 3.4 * len(pairs), 1.3 + 2.4 * len(protocols))
+    size = (0.6 + 3.4 * len(pairs), 1.6 + 2.4 * len(protocols))
     with style.house_style():
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(len(protocols), len(pairs), squeeze=False, sharey=True, sharex=True)
@@ -68,7 +68,7 @@ def fig4_coqa_drift(results: Results, stem: Path) -> None:
         for ax in axes[-1]:
             ax.set_xlabel("turn of the conversation")
         axes[0][0].set_ylim(0, 1.05 * float(drawn[["f1", "f1" + HIGH]].astype(float).max(axis=None)))
-        figure.legend(handles=_legend(results), loc="outside lower center", ncols=2, frameon=False)
+        figure.legend(handles=_legend(results), loc="outside lower center", ncols=min(len(pairs), 2), frameon=False)
         style.entitle(figure, _title(results))
         style.save(figure, drawn, stem)
 

@@ -56,7 +56,12 @@ def pipeline(results: Results, pair: Pair) -> list[list[Box | None]]:
     return [
         [Box("prompt", PLAIN, ("prompt",), ("source prefill", "re-prefill"))],
         [
-            Box("source prefill", SOURCE, ("source prefill:", pair.source, f"{source['layers']} layers"), ("source cache",)),
+            Box(
+                "source prefill",
+                SOURCE,
+                ("source prefill:", pair.source, f"{source['layers']} layers"),
+                ("source cache",),
+            ),
             Box("re-prefill", TARGET, reading, ("own cache",)),
         ],
         [Box("source cache", SOURCE, ("source cache:", _shape(source)), ("mapper",)), None],
@@ -114,7 +119,14 @@ def mapper(results: Results, pair: Pair) -> list[list[Box | None]]:
     rotated = recipe["rope"] not in (COUPLED, NOT_REAPPLIED)
     into = f"layer {_middle(results, pair)}, each of its {target['kv_heads']} KV heads"
     return [
-        [Box("source cache", SOURCE, (f"cache of the source {pair.source}:", _shape(results.cards[pair.source])), tuple(layers))],
+        [
+            Box(
+                "source cache",
+                SOURCE,
+                (f"cache of the source {pair.source}:", _shape(results.cards[pair.source])),
+                tuple(layers),
+            )
+        ],
         [Box(name, SOURCE, lines, ("features",)) for name, lines in layers.items()],
         [Box("features", TRANSFER, _features(results, pair), (steps[0].name,))],
         *([step] for step in steps),
@@ -138,7 +150,9 @@ def _layers(results: Results, pair: Pair) -> dict[str, tuple[str, ...]]:
         return {f"layer {layer}": ("layer", str(layer)) for layer in chosen}
     first, last = chosen[: MOST_LAYERS - 2], chosen[-1]
     middle = {"more layers": (f"{len(chosen) - MOST_LAYERS + 1} more", "layers")}
-    return {f"layer {layer}": ("layer", str(layer)) for layer in first} | middle | {f"layer {last}": ("layer", str(last))}
+    return (
+        {f"layer {layer}": ("layer", str(layer)) for layer in first} | middle | {f"layer {last}": ("layer", str(last))}
+    )
 
 
 def _features(results: Results, pair: Pair) -> tuple[str, ...]:
