@@ -134,7 +134,7 @@ def keep_rows(memory: Memory, keys: Sequence[Key], layers: list[LayerKV]) -> dic
 
 
 def _earlier(texts: list[Text], width: int) -> list[LayerKV]:
-    """Everything that the texts hold, padded to `width` tokens; no layers where that is nothing. A text that all share stays one."""
+    """Everything that the texts hold, padded to `width` tokens; no layers where that is nothing. A text of all rows stays one."""
     if not width:
         return []
     alone = texts[:1] if all(text is texts[0] for text in texts) else texts
