@@ -27,7 +27,7 @@ PRUNED = {"kind": "pruned", "remove": [[5, 8]], "calibration": {"corpus": "qaspe
 
 @pytest.fixture(scope="module")
 def shipped():
-    """The shipped files without sweeps and optional sections: three variants, a plain calibration, so that a change has one effect."""
+    """The shipped files without sweeps and optional sections, so that a change has one effect: three variants."""
     files = {name: read_yaml(ROOT / name) for name in (CONFIG, MODELS, PAIRS, WHEELS, CORPORA)}
     for key in ("sweeps", "greedy", "controls", "coqa", "diagnostics", "latency", "native_tokens"):
         del files[CONFIG][key]

@@ -2,7 +2,8 @@
 
 Tokenisation, truncation and special cases are HFLM's, which this extends; only the computation is replaced: prompts with a common
 header prefill it once, continuations of one context share its cache, and the last `hold_back` tokens of a prompt are
-read by the target. Does not know benchmarks, mappers or files.
+read by the target, once for all its continuations. What is in memory at a time does not depend on the number of requests: see
+`SystemLM`. Does not know benchmarks, mappers or files.
 """
 
 from __future__ import annotations
@@ -19,18 +20,25 @@ from transformers import PreTrainedTokenizerBase
 
 from kvferry.errors import KvferryError
 from kvferry.evaluate.planning import batches, group_by_header
+from kvferry.evaluate.scoring import Answer, Row, note, rows_of
 from kvferry.kv.handoff import Prefix, System, closed, read, select
 from kvferry.kv.prefill import Span, Tokens
 from kvferry.progress import bar
 
 LOGIT_TOKENS = 1024
-Answer = tuple[float, bool]
+# What one more forward pass costs, in tokens that the same time would compute: on one CPU core, a 135M model reads its weights
+# and runs Python for 60 ms, and computes a token in 3 ms. A GPU computes hundreds of tokens in the time of its launches.
+PASS_TOKENS = {"cpu": 24}
+PASS_TOKENS_ELSEWHERE = 512
 
 
 class SystemLM(HFLM):
     """lm-eval's view of a system.
 
-    hold_back ≥ 1: last prompt tokens that the target reads itself; batch_tokens: padded tokens of a batch.
+    hold_back ≥ 1: last prompt tokens that the target reads itself. batch_tokens: cache slots of a batch, padding and the tokens
+    to be generated included (a batch is one prompt at least); while continuations are scored the cache is held twice, and
+    beside it that of one shared header. Logits are held of LOGIT_TOKENS places at most, or batch_tokens if that is less.
+    batch_rows: rows of a batch at most, lm-eval's `batch_size`, if that too is to be kept to.
     """
 
     def __init__(
@@ -40,6 +48,7 @@ class SystemLM(HFLM):
         hold_back: int,
         batch_tokens: int,
         max_new_tokens: int = 256,
+        batch_rows: int | None = None,
     ) -> None:
         super().__init__(pretrained=system.target, tokenizer=tokenizer, batch_size=1)
         self.system, self.hold_back, self.batch_tokens, self.max_new_tokens = (
@@ -48,6 +57,8 @@ class SystemLM(HFLM):
             batch_tokens,
             max_new_tokens,
         )
+        self.logit_tokens = min(LOGIT_TOKENS, batch_tokens)
+        self.batch_rows = min(batch_rows or self.logit_tokens, self.logit_tokens)
 
     @property
     def max_gen_toks(self) -> int:
@@ -61,15 +72,21 @@ class SystemLM(HFLM):
     def _loglikelihood_tokens(self, requests: list[tuple[Any, list[int], list[int]]], **_: Any) -> list[Answer]:
         """Score (text, context, continuation) requests, in their order."""
         pairs = [self._fit(context, continuation) for _, context, continuation in requests]
-        contexts = sorted({context for context, _ in pairs})
-        asked: dict[Tokens, set[Tokens]] = {context: set() for context in contexts}
+        asked: dict[Tokens, set[Tokens]] = {}
         for context, continuation in pairs:
-            asked[context].add(continuation)
+            asked.setdefault(context, set()).add(continuation)
+        contexts = sorted(asked)
         answers: dict[tuple[Tokens, Tokens], Answer] = {}
         with bar(len(contexts), "contexts") as progress:
             for batch, prefix in self._prefixes(contexts):
-                answers |= self._score([contexts[number] for number in batch], prefix, asked)
+                rows = rows_of([asked[contexts[number]] for number in batch])
+                self._score([contexts[number] for number in batch], prefix, rows)
+                for row in rows:
+                    context = contexts[batch[row.number]]
+                    answers |= {(context, continuation): found for continuation, found in row.answers().items()}
                 progress.update(len(batch))
+                # else it would be held while the next one is made
+                del prefix
         return [answers[pair] for pair in pairs]
 
     def _fit(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[Tokens, Tokens]:
@@ -87,49 +104,73 @@ class SystemLM(HFLM):
         cut = len(both) - len(continuation)
         return tuple(both[:cut]), tuple(continuation)
 
-    def _prefixes(self, prompts: Sequence[Tokens]) -> Iterator[tuple[list[int], Prefix]]:
-        """Batches of prompt numbers, each with the system's prefix of those prompts but for their held-back tokens, closed."""
-        heads = [prompt[: -self.hold_back] for prompt in prompts]
-        for group in group_by_header(heads):
-            header = None
-            if group.header:
-                header = self.system.extend(self.system.start(1), Span.of([group.header], self.device))
-            for batch in batches([len(head) + 1 for head in heads], group.members, self.batch_tokens):
-                rows = [heads[number][len(group.header) :] for number in batch]
-                yield batch, closed(self._extend(header, rows))
+    def _prefixes(self, prompts: Sequence[Tokens], limit: int = 0) -> Iterator[tuple[list[int], Prefix]]:
+        """Batches of prompt numbers, each with the system's prefix of those prompts but for their held-back tokens, closed.
 
-    def _extend(self, header: Prefix | None, rows: list[Tokens]) -> Prefix:
-        """A prefix of `rows`, on top of the header's if there is one."""
-        if header is None:
-            prefix = self.system.start(len(rows))
-        else:
-            prefix = select(self.system, header, torch.zeros(len(rows), dtype=torch.long, device=self.device))
+        limit: tokens that will be generated, for which the batch has room.
+        """
+        heads = [prompt[: -self.hold_back] for prompt in prompts]
+        lengths = [len(prompt) + limit for prompt in prompts]
+        padding = self._passes(2 + limit)
+        for group in group_by_header(heads):
+            header = self.system.start(1)
+            if group.header:
+                header = self.system.extend(header, Span.of([group.header], self.device))
+            for batch in batches(lengths, group.members, self._fits, padding):
+                rows = [heads[number][len(group.header) :] for number in batch]
+                room = max(len(prompts[number]) for number in batch) - len(group.header) + limit
+                yield batch, closed(self._extend(header, rows, room))
+
+    def _extend(self, header: Prefix, rows: list[Tokens], room: int) -> Prefix:
+        """A prefix of `rows` on top of the header, with room for so many tokens in all."""
+        alike = torch.zeros(len(rows), dtype=torch.long, device=self.device)
+        prefix = select(self.system, header, alike, room)
         return self.system.extend(prefix, Span.of(rows, self.device)) if any(rows) else prefix
 
-    def _score(
-        self, contexts: list[Tokens], prefix: Prefix, asked: dict[Tokens, set[Tokens]]
-    ) -> dict[tuple[Tokens, Tokens], Answer]:
-        """Answers to everything asked of these contexts. Continuations that differ in their last token only share a row."""
-        rows = sorted(
-            {(number, c[:-1]) for number, context in enumerate(contexts) for c in asked[context]},
-            key=lambda row: len(row[1]),
-        )
-        answers = {}
-        for part in self._row_batches(rows):
-            tails = [[*contexts[number][-self.hold_back :], *rest] for number, rest in part]
-            chosen = torch.tensor([number for number, _ in part], device=self.device)
-            logits = read(self.system.target, select(self.system, prefix, chosen), Span.of(tails, self.device))[0]
-            for (number, rest), tail, row in zip(part, tails, logits, strict=True):
-                scores = row[len(tail) - len(rest) - 1 : len(tail)].float().log_softmax(-1)
-                context = contexts[number]
-                answers |= {(context, c): _answer(scores, c) for c in asked[context] if c[:-1] == rest}
-        return answers
+    def _fits(self, rows: int, slots: int) -> bool:
+        """Whether a batch is within its bounds."""
+        return rows <= self.batch_rows and rows * slots <= self.batch_tokens
 
-    def _row_batches(self, rows: list[tuple[int, Tokens]]) -> Iterator[list[tuple[int, Tokens]]]:
-        """Parts of the rows whose logits fit in memory."""
-        lengths = [len(rest) + self.hold_back for _, rest in rows]
-        for part in batches(lengths, range(len(rows)), LOGIT_TOKENS):
-            yield [rows[number] for number in part]
+    def _passes(self, count: int) -> int:
+        """What so many forward passes cost, in tokens."""
+        return count * PASS_TOKENS.get(self.device.type, PASS_TOKENS_ELSEWHERE)
+
+    def _read_tails(self, prompts: list[Tokens], prefix: Prefix) -> tuple[Tensor, Prefix]:
+        """The target reads the held-back tokens. Returns logits `[batch, vocabulary]` after the prompts, and those."""
+        tails = [prompt[-self.hold_back :] for prompt in prompts]
+        ends = torch.tensor([[len(tail) - 1] for tail in tails], device=self.device)
+        logits, prefix = read(self.system.target, prefix, Span.of(tails, self.device), ends)
+        return logits[:, 0], prefix
+
+    def _score(self, contexts: list[Tokens], prefix: Prefix, rows: list[Row]) -> None:
+        """Answer all rows of a batch of contexts."""
+        logits, prefix = self._read_tails(contexts, prefix)
+        note(logits, [(row.number, row, row.wanted[0]) for row in rows])
+        del logits
+        longer = [row for row in rows if row.rest]
+        slots = prefix.mask.shape[1]
+
+        def fit(count: int, longest: int) -> bool:
+            return self._fits(count, slots + longest) and count * longest <= self.logit_tokens
+
+        for part in batches([len(row.rest) for row in longer], range(len(longer)), fit, self._passes(1)):
+            self._score_rows(prefix, [longer[number] for number in part])
+
+    def _score_rows(self, prefix: Prefix, rows: list[Row]) -> None:
+        """Read rows, longest first, so many tokens at a time as logits may be held of: all of them, but for a lone long row."""
+        chosen = torch.tensor([row.number for row in rows], device=self.device)
+        prefix = select(self.system, prefix, chosen, len(rows[0].rest))
+        step = max(1, self.logit_tokens // len(rows))
+        for start in range(0, len(rows[0].rest), step):
+            pieces = [row.rest[start : start + step] for row in rows]
+            span = Span.of(pieces, self.device)
+            logits, prefix = read(self.system.target, prefix, span, span.mask.bool())
+            asked = [
+                (row, tokens)
+                for row, piece in zip(rows, pieces, strict=True)
+                for tokens in row.wanted[start + 1 : start + 1 + len(piece)]
+            ]
+            note(logits, [(place, *what) for place, what in enumerate(asked)])
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Greedy texts up to a stop string, in the order of the requests."""
@@ -139,11 +180,12 @@ class SystemLM(HFLM):
             members = [number for number, plan in enumerate(plans) if plan[1:] == (stops, limit)]
             prompts = [plans[number][0] for number in members]
             with bar(len(members), "generate") as progress:
-                for batch, prefix in self._prefixes(prompts):
+                for batch, prefix in self._prefixes(prompts, limit):
                     found = self._generate([prompts[number] for number in batch], prefix, stops, limit)
                     for number, text in zip(batch, found, strict=True):
                         texts[members[number]] = text
                     progress.update(len(batch))
+                    del prefix
         return texts
 
     def _plan(self, context: str, settings: dict[str, Any]) -> tuple[Tokens, tuple[str, ...], int]:
@@ -172,10 +214,8 @@ class SystemLM(HFLM):
 
     def _generate(self, prompts: list[Tokens], prefix: Prefix, stops: tuple[str, ...], limit: int) -> list[str]:
         """Greedy continuation of each prompt; a row that has reached a stop string leaves the batch."""
-        tails = [prompt[-self.hold_back :] for prompt in prompts]
-        logits, prefix = read(self.system.target, prefix, Span.of(tails, self.device))
-        last = torch.tensor([len(tail) - 1 for tail in tails], device=self.device)
-        tokens = logits[torch.arange(len(tails), device=self.device), last].argmax(-1)
+        logits, prefix = self._read_tails(prompts, prefix)
+        tokens = logits.argmax(-1)
         written: list[list[int]] = [[] for _ in prompts]
         active = list(range(len(prompts)))
         for _ in range(limit):
@@ -187,7 +227,7 @@ class SystemLM(HFLM):
             if len(going) < len(active):
                 kept = torch.tensor(going, device=self.device)
                 prefix, tokens, active = (
-                    select(self.system, prefix, kept),
+                    select(self.system, prefix, kept, limit - len(written[active[0]])),
                     tokens[kept],
                     [active[place] for place in going],
                 )
@@ -199,9 +239,3 @@ class SystemLM(HFLM):
         """Whether the end of a generation holds a stop string or is the end token."""
         recent = self.tok_decode(tokens[-16:], skip_special_tokens=False)
         return tokens[-1] == self.eot_token_id or any(stop in recent for stop in stops)
-
-
-def _answer(scores: Tensor, continuation: Tokens) -> Answer:
-    """Summed log-probability of the continuation and whether greedy decoding gives it; scores `[tokens, vocabulary]`."""
-    wanted = torch.tensor(continuation, device=scores.device)
-    return float(scores.gather(1, wanted[:, None]).sum()), bool((scores.argmax(-1) == wanted).all())

@@ -16,51 +16,57 @@ from kvferry.errors import KvferryError
 LayerKV = tuple[Tensor, Tensor]
 
 GROWTH = 64
+# as `logits_to_keep`: none
+NO_LOGITS = torch.empty(0, dtype=torch.long)
 
 
 class GrowingLayer(DynamicLayer):
     """A cache layer that appends in place into spare room, so that a decoding step does not copy the whole prefix.
 
-    `keys` and `values` are views `[batch, kv_heads, tokens, head_dim]` of the filled part of larger buffers.
+    `keys` and `values` are views `[batch, kv_heads, tokens, head_dim]` of the filled part of larger buffers. `room` says how
+    many tokens are to come, where that is known: then they all fit when the layer first grows, and no more does.
     """
 
-    def __init__(self, keys: Tensor | None = None, values: Tensor | None = None) -> None:
+    def __init__(self, keys: Tensor | None = None, values: Tensor | None = None, room: int = 0) -> None:
         super().__init__()
         if keys is not None and values is not None:
             self.lazy_initialization(keys, values)
             self.keys, self.values = keys, values
         self._buffers: list[Tensor] | None = None
+        self._room = room
 
     @torch.inference_mode()
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> LayerKV:
         """Append `[batch, kv_heads, new, head_dim]` and return all keys and values."""
         if not self.is_initialized or self.keys.numel() == 0:
             self.lazy_initialization(key_states, value_states)
-            self.keys, self.values = key_states, value_states
-            self._buffers = None
-            return self.keys, self.values
+            self.keys, self.values, self._buffers = key_states, value_states, None
+            if not self._room:
+                return self.keys, self.values
+            self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
         filled, new = self.keys.shape[2], key_states.shape[2]
         if self._buffers is None or self._buffers[0].shape[2] < filled + new:
-            self._buffers = [_with_room(part, new) for part in (self.keys, self.values)]
+            room = max(new, self._room or GROWTH)
+            self._buffers, self._room = [_with_room(part, room) for part in (self.keys, self.values)], 0
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
             buffer[:, :, filled : filled + new] = states
         self.keys, self.values = (buffer[:, :, : filled + new] for buffer in self._buffers)
         return self.keys, self.values
 
 
-def _with_room(part: Tensor, new: int) -> Tensor:
-    """A buffer that starts with `part` and has room for `new` and some more tokens."""
+def _with_room(part: Tensor, room: int) -> Tensor:
+    """A buffer that starts with `part` and has room for so many more tokens."""
     batch, heads, filled, dim = part.shape
-    buffer = part.new_empty(batch, heads, filled + max(new, GROWTH), dim)
+    buffer = part.new_empty(batch, heads, filled + room, dim)
     buffer[:, :, :filled] = part
     return buffer
 
 
-def make_cache(layers: list[LayerKV], model: PreTrainedModel) -> DynamicCache:
-    """A cache that holds `layers`; an empty list gives an empty cache for `model`."""
+def make_cache(layers: list[LayerKV], model: PreTrainedModel, room: int = 0) -> DynamicCache:
+    """A cache that holds `layers`; an empty list gives an empty cache for `model`. room: tokens that are to come, if known."""
     cache = DynamicCache()
     count = model.config.get_text_config(decoder=True).num_hidden_layers
-    cache.layers = [GrowingLayer(*pair) for pair in layers] or [GrowingLayer() for _ in range(count)]
+    cache.layers = [GrowingLayer(*pair, room) for pair in layers] or [GrowingLayer(room=room) for _ in range(count)]
     return cache
 
 
@@ -80,11 +86,18 @@ def append_layers(cache: DynamicCache, layers: list[LayerKV]) -> None:
         layer.update(keys, values)
 
 
-def select_rows(cache: DynamicCache, rows: Tensor, model: PreTrainedModel) -> DynamicCache:
-    """A new cache whose batch rows are `rows` (int64 `[new_batch]`) of this one; a row may repeat."""
+def select_rows(cache: DynamicCache, rows: Tensor, model: PreTrainedModel, room: int = 0) -> DynamicCache:
+    """A new cache whose batch rows are `rows` (int64 `[new_batch]`) of this one; a row may repeat.
+
+    A lone row is not copied until the new cache grows, and then once, with room for the tokens that are to come.
+    """
     if cache_length(cache) == 0:
-        return make_cache([], model)
-    return make_cache([(keys[rows], values[rows]) for keys, values in cache_layers(cache)], model)
+        return make_cache([], model, room)
+    return make_cache([(_rows(keys, rows), _rows(values, rows)) for keys, values in cache_layers(cache)], model, room)
+
+
+def _rows(part: Tensor, rows: Tensor) -> Tensor:
+    return part.expand(len(rows), -1, -1, -1) if part.shape[0] == 1 else part[rows]
 
 
 @torch.inference_mode()
@@ -99,7 +112,8 @@ def forward(
     """Run `model` over `ids [batch, new]` on top of `cache`, which grows by `new`.
 
     `mask [batch, cached + new]` is 1 for slots that may be attended to; `positions [batch, new]` are rotary positions.
-    Returns logits `[batch, kept, vocabulary]` of the last `logits_to_keep` tokens (0: all), or of those numbers in `ids`.
+    Returns logits `[batch, kept, vocabulary]` of the last `logits_to_keep` tokens (0: all) or of the places that integers name
+    (`[kept]`, or for each row `[batch, kept]`), or `[kept, vocabulary]` of those where a mask `[batch, new]` is true.
 
     Raises:
         KvferryError: the cache did not grow (an argument that this version of transformers ignores).

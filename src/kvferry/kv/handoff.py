@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from kvferry.kv.cache import LayerKV, append_layers, cache_layers, cache_length, forward, make_cache, select_rows
+from kvferry.kv.cache import (
+    NO_LOGITS,
+    LayerKV,
+    append_layers,
+    cache_layers,
+    cache_length,
+    forward,
+    make_cache,
+    select_rows,
+)
 from kvferry.kv.prefill import Key, Memory, SourcePrefill, Span, Text, keep_rows
 from kvferry.kv.rope import Rotation, rotation
 
@@ -70,14 +79,17 @@ def closed(prefix: Prefix) -> Prefix:
     return replace(prefix, texts=())
 
 
-def select(system: System, prefix: Prefix, rows: Tensor) -> Prefix:
-    """A prefix whose batch rows are `rows` of this one; rows may repeat (one context, several continuations)."""
+def select(system: System, prefix: Prefix, rows: Tensor, room: int = 0) -> Prefix:
+    """A prefix whose batch rows are `rows` of this one; rows may repeat (one context, several continuations).
+
+    room: tokens that it will still grow by, if known, so that its cache is copied once.
+    """
     texts = tuple(prefix.texts[row] for row in rows.tolist()) if prefix.texts else ()
-    return Prefix(select_rows(prefix.cache, rows, system.target), prefix.mask[rows], prefix.lengths[rows], texts)
+    return Prefix(select_rows(prefix.cache, rows, system.target, room), prefix.mask[rows], prefix.lengths[rows], texts)
 
 
 def read(model: PreTrainedModel, prefix: Prefix, span: Span, logits_to_keep: int | Tensor = 0) -> tuple[Tensor, Prefix]:
-    """The target reads a span itself. Returns logits `[batch, kept, vocabulary]`, see `forward`, and the grown prefix."""
+    """The target reads a span itself. Returns logits, as `forward` does, and the grown prefix."""
     mask = torch.cat((prefix.mask, span.mask), dim=1)
     logits = forward(model, span.ids, prefix.cache, mask, span.positions(prefix.lengths), logits_to_keep)
     return logits, replace(prefix, mask=mask, lengths=prefix.lengths + span.mask.sum(1))
@@ -97,7 +109,7 @@ class Native:
     def extend(self, prefix: Prefix, span: Span) -> Prefix:
         """The model reads the span."""
         before = cache_length(prefix.cache)
-        grown = read(self.target, prefix, span, logits_to_keep=1)[1]
+        grown = read(self.target, prefix, span, NO_LOGITS)[1]
         if not self.memory.budget:
             return grown
         pairs = list(zip(prefix.texts, span.rows(), strict=True))
@@ -147,4 +159,4 @@ class Handoff:
     def _read_head(self, prefix: Prefix, span: Span, native: Tensor) -> Prefix:
         """The target reads the tokens marked in `native [batch, tokens]`, which are the first of each row."""
         width = int(native.sum(1).max())
-        return read(self.target, prefix, Span(span.ids[:, :width], native[:, :width]), logits_to_keep=1)[1]
+        return read(self.target, prefix, Span(span.ids[:, :width], native[:, :width]), NO_LOGITS)[1]

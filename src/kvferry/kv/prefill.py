@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvferry.kv.cache import LayerKV, cache_layers, forward, make_cache
+from kvferry.kv.cache import NO_LOGITS, LayerKV, cache_layers, forward, make_cache
 
 Tokens = tuple[int, ...]
 
@@ -116,9 +116,9 @@ class SourcePrefill:
         lengths = torch.tensor([key.start for key in unread], device=self.model.device)
         earlier = int(lengths.max())
         span = Span.of([key.tokens[key.start :] for key in unread], self.model.device)
-        cache = make_cache(_earlier(list(unread.values()), earlier), self.model)
+        cache = make_cache(_earlier(list(unread.values()), earlier), self.model, span.ids.shape[1])
         read = (torch.arange(earlier, device=lengths.device) < lengths[:, None]).long()
-        forward(self.model, span.ids, cache, torch.cat((read, span.mask), dim=1), span.positions(lengths))
+        forward(self.model, span.ids, cache, torch.cat((read, span.mask), dim=1), span.positions(lengths), NO_LOGITS)
         return keep_rows(self.memory, list(unread), cache_layers(cache, earlier))
 
 
@@ -134,10 +134,19 @@ def keep_rows(memory: Memory, keys: Sequence[Key], layers: list[LayerKV]) -> dic
 
 
 def _earlier(texts: list[Text], width: int) -> list[LayerKV]:
-    """Everything that the texts hold, padded to `width` tokens; no layers where that is nothing."""
+    """Everything that the texts hold, padded to `width` tokens; no layers where that is nothing. A text of all rows stays one."""
     if not width:
         return []
-    return _batched([torch.cat(text.parts, dim=3) if text.parts else None for text in texts], width)
+    alone = texts[:1] if all(text is texts[0] for text in texts) else texts
+    layers = _batched([_whole(text.parts) if text.parts else None for text in alone], width)
+    if len(alone) == len(texts):
+        return layers
+    return [(keys.expand(len(texts), -1, -1, -1), values.expand(len(texts), -1, -1, -1)) for keys, values in layers]
+
+
+def _whole(parts: tuple[Tensor, ...]) -> Tensor:
+    """The parts of one text as one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
 
 
 def _batched(parts: Sequence[Tensor | None], width: int) -> list[LayerKV]:
