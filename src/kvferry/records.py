@@ -46,13 +46,13 @@ LAST, FIRST = "last", "first"
 class Item:
     """One answered item: `score` is 0 or 1 for accuracies, nats a token for perplexity and KL, ms for times.
 
-    weight: tokens behind the score, 1 for a whole item.
+    weight: tokens behind the score, 1 for a whole item. response: what the score is made from; None where a part has no value.
     """
 
     id: str
     score: float
     weight: float = 1.0
-    response: list[float] | str | None = None
+    response: list[float | None] | str | None = None
 
 
 @dataclass(frozen=True)

@@ -220,8 +220,16 @@ def test_other_texts_make_other_records(run, counted, material, tmp_path):
     assert found["first"][ATTENTION_COSINE_HELD_OUT].n == 1
 
 
+def test_layers_without_an_error_are_no_part_of_the_mean():
+    partly = Diagnosis({"a": [1.0, 0.5]}, {"a": [None, 3.0], "b": [2.0, 5.0]}, {}, [1.0, 0.5], [1.0, 1.0])
+    assert [(item.score, item.response) for item in items_of(partly, K_CONCENTRATION, "own")] == [
+        (3.0, [None, 3.0]),
+        (3.5, [2.0, 5.0]),
+    ]
+
+
 def test_no_error_anywhere_is_no_concentration():
     perfect = Diagnosis({"a": [1.0, 1.0]}, {}, {}, [1.0, 1.0], [1.0, 1.0])
     assert items_of(perfect, ATTENTION_COSINE, "own")[0].score == 1
-    with pytest.raises(KvferryError, match="own: its cache has layers without any error on every text"):
+    with pytest.raises(KvferryError, match="own: its cache is the target's own on every text, so k_concentration is"):
         items_of(perfect, K_CONCENTRATION, "own")

@@ -277,6 +277,24 @@ def test_heads_without_an_error_are_left_out_of_the_mean():
     assert k_concentration(truth, seen.key) is v_concentration(truth, seen.value) is None
 
 
+def test_a_layer_without_an_error_has_no_concentration_and_the_others_do(target, texts):
+    class Shifted:
+        """The target's own cache, with an error in the last layer alone."""
+
+        def translate(self, layers, *_):
+            *own, (keys, values) = layers
+            return [*own, (keys + 1, values + 1)]
+
+    # The first layer's keys and values come from embeddings alone, so they are the same to the last bit in either pass.
+    found = diagnose(target, target, {"shifted": Ferry(Shifted())}, texts)["shifted"]
+    for by_text in (found.k_concentration, found.v_concentration):
+        assert by_text.keys() == texts.keys()
+        for values in by_text.values():
+            assert values[0] is None
+            assert values[-1] > 0
+    assert found.r2_k[0] == found.r2_v[0] == 1 > found.r2_v[-1]
+
+
 def test_mappers_together_are_as_each_alone_and_each_model_reads_a_text_once(source, target, texts):
     ferries = {"one": Ferry(some_mapper(1)), "two": Ferry(some_mapper(2), 3), "three": Ferry(some_mapper(3, COUPLED))}
     calls = []

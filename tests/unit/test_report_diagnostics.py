@@ -10,7 +10,7 @@ from test_report_inputs import CONFIG, PAPER_PAIRS, accuracy_items, build, write
 from test_report_sweeps import PAIR, build_swept, load
 
 from kvferry.errors import KvferryError
-from kvferry.records import Item, Record
+from kvferry.records import Item, Record, read_record
 from kvferry.report import style
 from kvferry.report.correlation import pearson, spearman
 from kvferry.report.diagnosis import by_layer, diagnosed, mean_of, sampled
@@ -76,6 +76,17 @@ def test_means_and_layers_are_those_of_the_records(results):
     own = sampled(results, OWN, "k2", "attention_cosine")
     low, high = own.interval()
     assert cosine.mean(1).min() < low < own.value < high < cosine.mean(1).max()
+
+
+def test_layers_without_a_value_are_left_out_of_their_means_and_empty_in_the_table(results, tmp_path):
+    key = (PAIR, "k2", "v_concentration")
+    rows = [[None, 1.0, 2.0], [None, None, 4.0]]
+    items = [Item(f"text-{n}", 2.0, response=row) for n, row in enumerate(rows)]
+    replace(results.transfers[key], items=items).write(tmp_path / "record.json")
+    changed = replace(results, transfers=results.transfers | {key: read_record(tmp_path / "record.json")})
+    assert by_layer(changed, OWN, "k2", "v_concentration") == [None, 1.0, 3.0]
+    frame = diagnostics_by_layer(changed)
+    assert frame.loc[frame["system"] == "k2", "v_concentration"].tolist() == [None, 1.0, 3.0]
 
 
 @pytest.mark.parametrize("response", [None, [], [0.5]])

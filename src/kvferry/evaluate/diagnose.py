@@ -196,16 +196,24 @@ def _measure(
 def items_of(found: Diagnosis, name: str, variant: str) -> list[Item]:
     """Items of one measure: a target layer each for R²; otherwise a text each, with the mean over layers and all layers.
 
+    A layer without any error has no concentration: it is None among the layers, and no part of the mean.
+
     Raises:
-        KvferryError: the measure is undefined for every text, since the mapped cache has layers without any error.
+        KvferryError: there is no text with any error, so a concentration is undefined.
     """
     if name in (R2_K, R2_V):
         by_layer = found.r2_k if name == R2_K else found.r2_v
         return [Item(f"layer-{layer:02d}", value) for layer, value in enumerate(by_layer)]
-    texts = {K_CONCENTRATION: found.k_concentration, V_CONCENTRATION: found.v_concentration}.get(name, found.cosine)
+    concentrations = {K_CONCENTRATION: found.k_concentration, V_CONCENTRATION: found.v_concentration}
+    texts = concentrations.get(name, found.cosine)
     if not texts:
         raise KvferryError(
-            f"{variant}: its cache has layers without any error on every text, so {name} is undefined; "
+            f"{variant}: its cache is the target's own on every text, so {name} is undefined; "
             "leave this variant out of the diagnostics"
         )
-    return [Item(text, sum(values) / len(values), response=values) for text, values in texts.items()]
+    return [Item(text, _mean(values), response=list(values)) for text, values in texts.items()]
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known)

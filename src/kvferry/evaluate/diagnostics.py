@@ -37,12 +37,13 @@ class Ferry:
 class Diagnosis:
     """What was found of one mapper: by text a value a target layer, and R² a target layer over the tokens of all texts.
 
-    A text has no concentration where one of its layers has no error at all: there is nothing then to be concentrated.
+    Where a layer has no error at all there is nothing to be concentrated: its value is None, and a text of such layers alone
+    has no entry. A mapper of siblings that share their first layers may be exact there.
     """
 
     cosine: dict[str, list[float]] = field(default_factory=dict)
-    k_concentration: dict[str, list[float]] = field(default_factory=dict)
-    v_concentration: dict[str, list[float]] = field(default_factory=dict)
+    k_concentration: dict[str, list[float | None]] = field(default_factory=dict)
+    v_concentration: dict[str, list[float | None]] = field(default_factory=dict)
     r2_k: list[float] = field(default_factory=list)
     r2_v: list[float] = field(default_factory=list)
 
@@ -209,14 +210,11 @@ def _note(found: Diagnosis, text: str, truths: list[Truth], mapped: list[LayerKV
     """What one text says of one mapper."""
     pairs = list(zip(truths, mapped, strict=True))
     found.cosine[text] = [cosine_of(truth, *pair) for truth, pair in pairs]
-    placed = {
-        "k_concentration": [k_concentration(truth, keys) for truth, (keys, _) in pairs],
-        "v_concentration": [v_concentration(truth, values) for truth, (_, values) in pairs],
-    }
-    for name, by_layer in placed.items():
-        known = [value for value in by_layer if value is not None]
-        if len(known) == len(by_layer):
-            getattr(found, name)[text] = known
+    on_keys = [k_concentration(truth, keys) for truth, (keys, _) in pairs]
+    on_values = [v_concentration(truth, values) for truth, (_, values) in pairs]
+    for by_text, by_layer in ((found.k_concentration, on_keys), (found.v_concentration, on_values)):
+        if any(value is not None for value in by_layer):
+            by_text[text] = by_layer
 
 
 def _content(truth: Truth, turned: Rotation) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ Knows the records that diagnostics write. Does not know how a table looks.
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 
 from kvferry.errors import KvferryError
 from kvferry.records import ATTENTION_COSINE, R2_K, R2_V
@@ -35,11 +36,11 @@ def sampled(results: Results, pair: Pair, variant: str, name: str) -> Sampled:
     return own
 
 
-def by_layer(results: Results, pair: Pair, variant: str, name: str) -> list[float]:
-    """One value a target layer, mean over texts where the measure has a value a text.
+def by_layer(results: Results, pair: Pair, variant: str, name: str) -> list[float | None]:
+    """One value a target layer, mean over the texts that have one there; None where none has.
 
     Raises:
-        KvferryError: there is no such record, or its texts do not all have one value a layer.
+        KvferryError: there is no such record, or its texts do not all have one place a layer.
     """
     place, record = record_of(results, pair, variant, name)
     if name in (R2_K, R2_V):
@@ -47,4 +48,5 @@ def by_layer(results: Results, pair: Pair, variant: str, name: str) -> list[floa
     rows = [item.response if isinstance(item.response, list) else [] for item in record.items]
     if not rows[0] or len(set(map(len, rows))) != 1:
         raise KvferryError(f"{place}: its items hold no values by layer; delete it and run again")
-    return [float(value) for value in np.mean(rows, axis=0)]
+    means = pd.DataFrame(rows, dtype=float).mean()
+    return [None if np.isnan(value) else float(value) for value in means]

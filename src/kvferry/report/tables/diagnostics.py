@@ -150,13 +150,15 @@ def _point(results: Results, pair: Pair, variant: str) -> Row:
     row: Row = {"pair": pair.name, "system": variant, "method": results.recipe(pair.name, variant)["method"]}
     row |= cell(RETENTION, retention)
     row |= {RETENTION + N: results.transfers[pair.name, variant, HELLASWAG].n}
-    quality = fit_quality(results.manifests[pair.name, variant])
-    for name in MEASURES:
-        measured = (pair.name, variant, name) in results.transfers
-        row |= {
-            name: quality.get(name) if name in quality else mean_of(results, pair, variant, name) if measured else None
-        }
-    return row
+    return row | {name: _measure(results, pair, variant, name) for name in MEASURES}
+
+
+def _measure(results: Results, pair: Pair, variant: str, name: str) -> float | None:
+    """What retention is correlated with: from the manifest or a record, None where there is no such record."""
+    if name == CALIBRATION_R2:
+        return fit_quality(results.manifests[pair.name, variant])[name]
+    measured = (pair.name, variant, name) in results.transfers
+    return mean_of(results, pair, variant, name) if measured else None
 
 
 def correlations(results: Results) -> pd.DataFrame:
