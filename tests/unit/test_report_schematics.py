@@ -104,7 +104,8 @@ def test_another_k_changes_both_figures(k, results, tmp_path):
         ({"lambda_scale": "sum"}, "map", "(XᵀX + λI)⁻¹"),
         ({"lambda_scale": "trace"}, "map", "(XᵀX + τλI)⁻¹"),
         ({"row_weights": "sink"}, "map", "W = (XᵀRX + nλI)⁻¹ XᵀRY"),
-        ({"row_weights": "sink"}, "map", "R: weights of rows (sink)"),
+        ({"row_weights": "sink"}, "map", "R: weights of rows (sink); λ = 0.01; n: their sum"),
+        ({"row_weights": "sink", "lambda": 0.0}, "map", "R: weights of rows (sink) | 1,536"),
         ({"method": "mlp", "mlp": {"width": 32, "epochs": 3}}, "map", "1,536 → 32 → 32 → 64"),
     ],
 )

@@ -21,7 +21,7 @@ LANES = (1.55, 1.0)  # of the hand-off and of re-prefill
 MOST_LAYERS = 4  # boxes of source layers; where there are more, those in the middle share one
 # What λ is multiplied by, as in `lambda_scale` of a recipe.
 SCALES = {"sum": "", "token": "n", "trace": "τ"}
-MEANINGS = {"sum": "", "token": "; n: rows", "trace": "; τ: mean diagonal of the Gram"}
+MEANINGS = {"sum": "", "token": "; n: {}", "trace": "; τ: mean diagonal of the Gram"}
 STRIP, KEEP = "keys: source RoPE stripped; values: as they are", "keys with the source's RoPE; values: as they are"
 ROTATE, LEAVE = ("keys:", "target RoPE put on"), ("keys:", "as they are mapped")
 
@@ -184,8 +184,12 @@ def _is_weighted(recipe: Recipe) -> bool:
 
 def _symbols(recipe: Recipe) -> tuple[str, ...]:
     """What λ, its scale and the weights of rows are; nothing where the formula has none of them."""
-    said = [] if method_of(recipe) == OLS else [f"λ = {recipe['lambda']:g}" + MEANINGS[recipe["lambda_scale"]]]
-    said += [f"R: weights of rows ({recipe['row_weights']})"] if _is_weighted(recipe) else []
+    said = []
+    if method_of(recipe) != OLS:
+        counted = "their sum" if _is_weighted(recipe) else "number of rows"
+        said.append(f"λ = {recipe['lambda']:g}" + MEANINGS[recipe["lambda_scale"]].format(counted))
+    if _is_weighted(recipe):
+        said.insert(0, f"R: weights of rows ({recipe['row_weights']})")
     return ("; ".join(said),) if said else ()
 
 
