@@ -98,6 +98,9 @@ COLUMNS = (
         "next_token_kl_gained": "KL − that without",
         "handoff_ms": "hand-off, ms",
         "added_ms": "added, ms",
+        "gradient_free": "gradient-free",
+        "cross_scale": "cross-scale",
+        "moves_kv_values": "moves KV values",
     }
 )
 OF_ALL, GAINED = "_of_all", "_vs_headline"

@@ -77,9 +77,8 @@ def place(rows: Sequence[Sequence[Box | None]], shares: Sequence[float] = ()) ->
     placed, bottom = {}, MARGIN
     for row in reversed(rows):
         top = bottom + 2 * PADDING + LINE * max(len(box.lines) for box in row if box)
-        for box, (left, right) in zip(
-            row, _edges(shares if len(row) == len(shares) else [1.0] * len(row)), strict=True
-        ):
+        edges = _edges(shares if len(row) == len(shares) else [1.0] * len(row))
+        for box, (left, right) in zip(row, edges, strict=True):
             if box:
                 placed[box.name] = Placed(box, left, right, bottom, top)
         bottom = top + DOWN
@@ -99,7 +98,7 @@ def _edges(shares: Sequence[float]) -> list[tuple[float, float]]:
 def drawn(placed: Mapping[str, Placed]) -> pd.DataFrame:
     """A row a box: its name, role and text, and the boxes that its arrows lead to."""
     boxes = [own.box for own in placed.values()]
-    rows = [(box.name, box.role, " ".join(box.lines), "; ".join(box.leads_to)) for box in boxes]
+    rows = [(box.name, box.role, " | ".join(box.lines), "; ".join(box.leads_to)) for box in boxes]
     return pd.DataFrame(rows, columns=["box", "role", "label", "leads_to"])
 
 
@@ -115,18 +114,14 @@ def _draw(ax: Axes, own: Placed) -> None:
 
 def _shrink(text: Text, width: float) -> None:
     """Make letters smaller until the text takes no more than `width` inches: names of models may be long."""
-    figure = text.get_figure()
-    while (
-        figure is not None and text.get_window_extent().width > width * figure.dpi and text.get_fontsize() > LEAST_FONT
-    ):
+    figure = text.get_figure(root=True)
+    while figure and text.get_window_extent().width > width * figure.dpi and text.get_fontsize() > LEAST_FONT:
         text.set_fontsize(text.get_fontsize() - STEP)
 
 
 def _known(placed: Mapping[str, Placed], own: Placed, name: str) -> Placed:
     if name not in placed:
-        raise KvferryError(
-            f"box {own.box.name!r}: its arrow leads to {name!r}, which is no box; name one of {[*placed]}"
-        )
+        raise KvferryError(f"box {own.box.name!r}: its arrow leads to {name!r}, which is no box; name another")
     return placed[name]
 
 
@@ -134,9 +129,7 @@ def _arrow(ax: Axes, start: Placed, end: Placed) -> None:
     """Straight down, in the middle of the width that both boxes have."""
     left, right = max(start.left, end.left), min(start.right, end.right)
     if left >= right or end.top >= start.bottom:
-        raise KvferryError(
-            f"box {start.box.name!r}: {end.box.name!r} is not below it, where arrows lead; move it there"
-        )
+        raise KvferryError(f"box {start.box.name!r}: {end.box.name!r} is not below it, where arrows lead; move it")
     middle = (left + right) / 2
     look = {"arrowstyle": "-|>", "linewidth": 1, "color": "0.25", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 7}
     ax.annotate("", xy=(middle, end.top), xytext=(middle, start.bottom), arrowprops=look)

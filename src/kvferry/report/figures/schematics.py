@@ -21,7 +21,7 @@ LANES = (1.55, 1.0)  # of the hand-off and of re-prefill
 MOST_LAYERS = 4  # boxes of source layers; where there are more, those in the middle share one
 # What λ is multiplied by, as in `lambda_scale` of a recipe.
 SCALES = {"sum": "", "token": "n", "trace": "τ"}
-MEANINGS = {"sum": "", "token": "", "trace": "; τ: mean diagonal of the Gram"}
+MEANINGS = {"sum": "", "token": "; n: {}", "trace": "; τ: mean diagonal of the Gram"}
 STRIP, KEEP = "keys: source RoPE stripped; values: as they are", "keys with the source's RoPE; values: as they are"
 ROTATE, LEAVE = ("keys:", "target RoPE put on"), ("keys:", "as they are mapped")
 
@@ -35,7 +35,7 @@ def fig1_pipeline(results: Results, stem: Path) -> None:
         KvferryError: a file cannot be written.
     """
     pair = results.pairs[0]
-    draw_boxes(pipeline(results, pair), f"{pair.name}: hand-off of a prompt's cache beside re-prefill", stem, LANES)
+    draw_boxes(pipeline(results, pair), f"{pair.name}: from prompt to decoding, two ways", stem, LANES)
 
 
 def fig3_mapper(results: Results, stem: Path) -> None:
@@ -45,24 +45,21 @@ def fig3_mapper(results: Results, stem: Path) -> None:
         KvferryError: a file cannot be written.
     """
     pair = results.pairs[0]
-    rows = mapper(results, pair)
-    draw_boxes(rows, f"{pair.name}, {results.headline}: one head of target layer {_middle(results, pair)}", stem)
+    draw_boxes(
+        mapper(results, pair), f"{pair.name}, mapper {results.headline}, target layer {_middle(results, pair)}", stem
+    )
 
 
 def pipeline(results: Results, pair: Pair) -> list[list[Box | None]]:
     """The boxes of figure 1: the hand-off on the left, re-prefill on the right."""
     source, target = results.cards[pair.source], results.cards[pair.target]
-    reading = ("plain re-prefill:", pair.target, f"{target['layers']} layers")
+    first = ("source prefill:", pair.source, f"{source['layers']} layers")
+    again = ("plain re-prefill:", pair.target, f"{target['layers']} layers")
     return [
         [Box("prompt", PLAIN, ("prompt",), ("source prefill", "re-prefill"))],
         [
-            Box(
-                "source prefill",
-                SOURCE,
-                ("source prefill:", pair.source, f"{source['layers']} layers"),
-                ("source cache",),
-            ),
-            Box("re-prefill", TARGET, reading, ("own cache",)),
+            Box("source prefill", SOURCE, first, ("source cache",)),
+            Box("re-prefill", TARGET, again, ("own cache",)),
         ],
         [Box("source cache", SOURCE, ("source cache:", _shape(source)), ("mapper",)), None],
         [Box("mapper", TRANSFER, _of_mapper(results, pair), ("mapped cache",)), None],
@@ -117,16 +114,10 @@ def mapper(results: Results, pair: Pair) -> list[list[Box | None]]:
     layers = _layers(results, pair)
     steps = _network(results, pair) if method_of(recipe) == NETWORK else _linear(results, pair)
     rotated = recipe["rope"] not in (COUPLED, NOT_REAPPLIED)
+    out_of = (f"cache of the source {pair.source}:", _shape(results.cards[pair.source]))
     into = f"layer {_middle(results, pair)}, each of its {target['kv_heads']} KV heads"
     return [
-        [
-            Box(
-                "source cache",
-                SOURCE,
-                (f"cache of the source {pair.source}:", _shape(results.cards[pair.source])),
-                tuple(layers),
-            )
-        ],
+        [Box("source cache", SOURCE, out_of, tuple(layers))],
         [Box(name, SOURCE, lines, ("features",)) for name, lines in layers.items()],
         [Box("features", TRANSFER, _features(results, pair), (steps[0].name,))],
         *([step] for step in steps),
@@ -148,22 +139,21 @@ def _layers(results: Results, pair: Pair) -> dict[str, tuple[str, ...]]:
     chosen = results.manifests[pair.name, results.headline]["selected_layers"][_middle(results, pair)]
     if len(chosen) <= MOST_LAYERS:
         return {f"layer {layer}": ("layer", str(layer)) for layer in chosen}
-    first, last = chosen[: MOST_LAYERS - 2], chosen[-1]
-    middle = {"more layers": (f"{len(chosen) - MOST_LAYERS + 1} more", "layers")}
-    return (
-        {f"layer {layer}": ("layer", str(layer)) for layer in first} | middle | {f"layer {last}": ("layer", str(last))}
-    )
+    boxes = {f"layer {layer}": ("layer", str(layer)) for layer in chosen[: MOST_LAYERS - 2]}
+    boxes |= {"more layers": (f"{len(chosen) - MOST_LAYERS + 1} more", "layers")}
+    return boxes | {f"layer {chosen[-1]}": ("layer", str(chosen[-1]))}
 
 
 def _features(results: Results, pair: Pair) -> tuple[str, ...]:
     """What the map reads: which heads of how many layers, with what done to keys."""
     manifest, source = results.manifests[pair.name, results.headline], results.cards[pair.source]
     recipe, k = manifest["recipe"], results.k(pair.name, results.headline)
-    every = f"all {source['kv_heads']} KV heads × {source['head_dim']}"
-    heads = "the same KV head alone" if recipe["support"] == "same_head" else every
+    every = f"all {source['kv_heads']} KV heads"
+    heads = "the same KV head" if recipe["support"] == "same_head" else every
+    layers = f"k = {k} layer{'s' if k != 1 else ''}"
     return (
         KEEP if recipe["rope"] == COUPLED else STRIP,
-        f"concatenated: k = {k} layers × {heads}",
+        f"concatenated: {heads} of {layers}, {source['head_dim']} each",
         f"X: {manifest['features']:,} features, of keys and of values apart",
     )
 
@@ -172,12 +162,13 @@ def _linear(results: Results, pair: Pair) -> list[Box]:
     """Centring, the closed form (the paper, equation 4), and the bias."""
     manifest = results.manifests[pair.name, results.headline]
     recipe, out = manifest["recipe"], results.cards[pair.target]["head_dim"]
-    means = f"X and Y, the target's own, less their means over n = {manifest['rows']:,} rows"
+    rows = f"centred over {manifest['rows']:,} calibration rows:"
+    less = f"X, and Y of the target's own cache, less their {'weighted ' if _is_weighted(recipe) else ''}means"
     size = f"{manifest['features']:,} × {out} for a head; keys and values apart"
     return [
-        Box("centre", TRANSFER, ("centred:", means), ("map",)),
+        Box("centre", TRANSFER, (rows, less), ("map",)),
         Box("map", TRANSFER, (_formula(recipe), *_symbols(recipe), size), ("bias",)),
-        Box("bias", TRANSFER, ("bias b = mean of Y − mean of X · W",), ("keys", "values")),
+        Box("bias", TRANSFER, ("mapped: X·W + b, with the bias b = mean(Y) − mean(X)·W",), ("keys", "values")),
     ]
 
 
@@ -193,8 +184,12 @@ def _is_weighted(recipe: Recipe) -> bool:
 
 def _symbols(recipe: Recipe) -> tuple[str, ...]:
     """What λ, its scale and the weights of rows are; nothing where the formula has none of them."""
-    said = [] if method_of(recipe) == OLS else [f"λ = {recipe['lambda']:g}" + MEANINGS[recipe["lambda_scale"]]]
-    said += [f"R: weights of rows ({recipe['row_weights']})"] if _is_weighted(recipe) else []
+    said = []
+    if method_of(recipe) != OLS:
+        counted = "their sum" if _is_weighted(recipe) else "number of rows"
+        said.append(f"λ = {recipe['lambda']:g}" + MEANINGS[recipe["lambda_scale"]].format(counted))
+    if _is_weighted(recipe):
+        said.insert(0, f"R: weights of rows ({recipe['row_weights']})")
     return ("; ".join(said),) if said else ()
 
 
