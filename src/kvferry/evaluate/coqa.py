@@ -180,7 +180,9 @@ def _answer(setting: Setting, material: Material, protocol: str, group: Sequence
     said: dict[str, dict[str, tuple[str, ...]]] = {who.name: {} for who in group}
     lengths = [len(dialogue.tokens) + material.how["max_new_tokens"] for dialogue in material.dialogues]
     with bar(len(lengths) * len(group), protocol, "conversation") as progress:
-        for batch in batches(lengths, range(len(lengths)), setting.evaluation["batch_tokens"]):
+        # Every step of decoding costs a pass whatever the batch, so padding is cheaper than one more batch.
+        most = setting.evaluation["batch_tokens"]
+        for batch in batches(lengths, range(len(lengths)), lambda rows, longest: rows * longest <= most, most):
             dialogues = [material.dialogues[number] for number in batch]
             for name, found in play(dialogues):
                 said[name] |= {dialogue.id: own for dialogue, own in zip(dialogues, found, strict=True)}
