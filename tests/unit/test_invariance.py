@@ -131,7 +131,7 @@ def texts(logits_after, tokenizer):
         context, written = tokenizer.encode(prompt), []
         for _ in range(NEW_TOKENS):
             written.append(int(logits_after(name, hold_back, context, written)[-1].argmax()))
-        return tokenizer.decode(written)
+        return tokenizer.decode(written, skip_special_tokens=True)
 
     return {(name, held): [write(name, held, prompt) for prompt in PROMPTS] for name in SYSTEMS for held in HOLD_BACK}
 
@@ -186,14 +186,14 @@ def in_shards(answer, lm, name, plan, items):
 
 @pytest.mark.parametrize("name", SYSTEMS)
 @given(plan=plans(len(REQUESTS)))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_scores_depend_on_no_batch_order_shard_or_shared_prefix(name, plan, lm, wanted):
     assert_same(in_shards(scored, lm, name, plan, REQUESTS), wanted[name, plan[0]["hold_back"]])
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
 @given(plan=plans(len(PROMPTS)))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_texts_depend_on_no_batch_order_shard_or_shared_prefix(name, plan, lm, texts):
     assert in_shards(generated, lm, name, plan, PROMPTS) == texts[name, plan[0]["hold_back"]]
 
@@ -300,8 +300,8 @@ WORK = {
     "members of one header": [
         (tokens(70, 0) + tokens(5 + n % 5, n), [choice]) for n in range(150) for choice in (4, 5)
     ],
-    "continuations of one context": [(tokens(40, 1), [3 + n % 100, 3 + n // 100, 9]) for n in range(300)],
-    "contexts of few tokens": [(tokens(2 + n % 3, n), tokens(6, n)) for n in range(300)],
+    "continuations of one context": [(tokens(40, 1), [3 + n % 100, 3 + n // 100, 9]) for n in range(120)],
+    "contexts of few tokens": [(tokens(2 + n % 3, n), tokens(6, n)) for n in range(200)],
 }
 
 
@@ -317,7 +317,7 @@ def test_memory_of_scores_is_bounded_whatever_their_number(what, name, lm, model
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_memory_of_texts_is_bounded_with_what_they_will_grow_to(name, lm, model, source, peak):
     batch_tokens = 400
-    prompts = [word * (1 + n % 3) for n in range(40) for word in ("x", "yz")]
+    prompts = [word * (1 + n % 3) for n in range(30) for word in ("x", "yz")]
     generated(lm(name, batch_tokens=batch_tokens), prompts)
     assert 0 < peak["bytes"] <= batch_tokens * max(slot_bytes(model), slot_bytes(source))
     assert peak["logits"] <= batch_tokens
