@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicLayer
 from kvferry.errors import KvferryError
 from kvferry.kv.cache import (
     GROWTH,
+    NO_LOGITS,
     GrowingLayer,
     append_layers,
     cache_layers,
@@ -108,6 +109,49 @@ def test_one_token_at_a_time_copies_the_prefix_once_and_not_at_every_step():
         keys, _ = layer.update(torch.randn(1, 2, 1, 4), torch.randn(1, 2, 1, 4))
         places.add(keys.data_ptr())
     assert len(places) == 1
+
+
+@pytest.mark.parametrize("given_first", [False, True])
+def test_a_layer_that_knows_how_many_tokens_come_takes_room_for_them_once_and_no_more(given_first):
+    chunks = [torch.randn(1, 2, size, 4) for size in (10, 3, 1, 1)]
+    layer = GrowingLayer(chunks[0], chunks[0], room=5) if given_first else GrowingLayer(room=15)
+    places, sizes = set(), set()
+    for chunk in chunks[given_first:]:
+        keys, _ = layer.update(chunk, chunk)
+        places.add(keys.data_ptr())
+        sizes.add(keys.untyped_storage().nbytes())
+    torch.testing.assert_close(layer.keys, torch.cat(chunks, dim=2), **EXACT)
+    assert len(places) == 1
+    assert sizes == {15 * 2 * 4 * 4}
+    more = torch.randn(1, 2, 2, 4)
+    torch.testing.assert_close(layer.update(more, more)[1], torch.cat((*chunks, more), dim=2), **EXACT)
+
+
+def test_rows_of_a_lone_row_are_not_copied_before_they_grow_and_then_apart(model, ids):
+    cache = make_cache([], model)
+    forward(model, ids[:1], cache, torch.ones(1, 40).long(), torch.arange(40)[None])
+    (keys, _), *_ = cache_layers(cache)
+    before = keys.clone()
+    chosen = select_rows(cache, torch.tensor([0, 0, 0]), model, room=2)
+    assert cache_layers(chosen)[0][0].data_ptr() == keys.data_ptr()
+    new = torch.randn(3, 2, 2, 8)
+    append_layers(chosen, [(new, new)] * 2)
+    (grown, _), *_ = cache_layers(chosen)
+    torch.testing.assert_close(grown, torch.cat((before.expand(3, -1, -1, -1), new), dim=2), **EXACT)
+    torch.testing.assert_close(cache_layers(cache)[0][0], before, **EXACT)
+
+
+def test_logits_come_of_the_places_that_are_asked_for(model, ids):
+    everything, positions = plain(model, ids).logits, torch.arange(40).expand_as(ids)
+
+    def asked(places):
+        return forward(model, ids, make_cache([], model), torch.ones_like(ids), positions, places)
+
+    mask = torch.rand(2, 40, generator=torch.Generator().manual_seed(0)) < 0.2
+    torch.testing.assert_close(asked(mask), everything[mask], **CLOSE)
+    each = torch.tensor([[3, 9], [0, 39]])
+    torch.testing.assert_close(asked(each), everything[torch.arange(2)[:, None], each], **CLOSE)
+    assert asked(NO_LOGITS).numel() == 0
 
 
 def test_growing_does_not_write_into_the_tensors_that_the_cache_was_made_of(model):

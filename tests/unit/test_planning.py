@@ -1,4 +1,4 @@
-"""Batches and groups cover everything once; batches keep to the budget; headers are true beginnings."""
+"""Batches and groups cover everything once; batches keep to their bounds; headers are true beginnings."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvferry.evaluate.planning import SHARED_TOKENS, WORTHWHILE_TOKENS, batches, common, group_by_header
+from kvferry.evaluate.planning import SHARED_TOKENS, batches, common, group_by_header
 
 LENGTHS = st.lists(st.integers(0, 300), max_size=40)
 
@@ -23,31 +23,42 @@ def prompts(draw):
     return draw(st.permutations(rows + draw(st.lists(st.sampled_from(rows), max_size=3)) if rows else rows))
 
 
-@given(LENGTHS, st.integers(1, 1000), st.data())
-def test_batches_cover_every_member_once(lengths, tokens, data):
+def within(tokens):
+    """The bound of so many padded tokens."""
+    return lambda rows, longest: rows * longest <= tokens
+
+
+def wasted(batch, lengths):
+    return sum(max(lengths[n] for n in batch) - lengths[n] for n in batch)
+
+
+@given(LENGTHS, st.integers(1, 1000), st.integers(0, 500), st.data())
+def test_batches_cover_every_member_once(lengths, tokens, padding, data):
     members = data.draw(st.permutations(range(len(lengths))))
     members = members[: data.draw(st.integers(0, len(members)))]
-    assert sorted(n for batch in batches(lengths, members, tokens) for n in batch) == sorted(members)
+    assert sorted(n for batch in batches(lengths, members, within(tokens), padding) for n in batch) == sorted(members)
 
 
-@given(LENGTHS, st.integers(1, 1000))
-def test_batches_keep_to_the_budget_of_padded_tokens_or_hold_one_member(lengths, tokens):
-    for batch in batches(lengths, range(len(lengths)), tokens):
+@given(LENGTHS, st.integers(1, 1000), st.integers(0, 500))
+def test_batches_keep_to_their_bound_or_hold_one_member_and_waste_no_more_than_another_would_cost(
+    lengths, tokens, padding
+):
+    for batch in batches(lengths, range(len(lengths)), within(tokens), padding):
         assert len(batch) == 1 or len(batch) * max(lengths[n] for n in batch) <= tokens
+        assert wasted(batch, lengths) <= padding
 
 
-@given(LENGTHS, st.integers(1, 1000))
-def test_a_batch_ends_for_the_budget_or_because_the_next_member_would_be_mostly_padding(lengths, tokens):
-    found = list(batches(lengths, range(len(lengths)), tokens))
+@given(LENGTHS, st.integers(1, 1000), st.integers(0, 500))
+def test_a_batch_ends_for_its_bound_or_because_the_next_member_would_be_too_much_padding(lengths, tokens, padding):
+    found = list(batches(lengths, range(len(lengths)), within(tokens), padding))
     for batch, following in pairwise(found):
-        longest = lengths[batch[0]]
-        mostly_padding = lengths[following[0]] < 0.75 * longest and len(batch) * longest >= WORTHWHILE_TOKENS
-        assert mostly_padding or (len(batch) + 1) * longest > tokens
+        longer = [*batch, following[0]]
+        assert wasted(longer, lengths) > padding or len(longer) * lengths[batch[0]] > tokens
         assert min(lengths[n] for n in batch) >= max(lengths[n] for n in following)
 
 
 def test_no_members_are_no_batch():
-    assert list(batches([], [], 100)) == []
+    assert list(batches([], [], within(100), 10)) == []
 
 
 @given(prompts())
