@@ -52,7 +52,7 @@ def back(loaded, tmp_path_factory, tmp_path):
 def reads(monkeypatch):
     """Names of the models that read, and lengths that were mapped, in order."""
     seen = []
-    prefill, carry = Bench.prefill, Handoff.carry
+    prefill, carry = Bench.prefill, Handoff.ferry
 
     def noted(self, loaded):
         seen.append((loaded.card["model"], self.span.ids.shape[1]))
@@ -63,7 +63,7 @@ def reads(monkeypatch):
         return carry(self, prefix, span, own)
 
     monkeypatch.setattr(Bench, "prefill", noted)
-    monkeypatch.setattr(Handoff, "carry", carried)
+    monkeypatch.setattr(Handoff, "ferry", carried)
     return seen
 
 
@@ -136,8 +136,8 @@ def test_a_prefill_reads_all_tokens_and_makes_the_logits_of_the_last_alone(one):
 @pytest.mark.parametrize("head", [0, 3])
 def test_what_is_timed_makes_the_cache_that_an_evaluation_reads_on_from(head, one, monkeypatch):
     system, made = Handoff(one.source.model, one.target.model, one.load(), head), []
-    carry = Handoff.carry
-    monkeypatch.setattr(Handoff, "carry", lambda *given: made.append(carry(*given)) or made[-1])
+    carry = Handoff.ferry
+    monkeypatch.setattr(Handoff, "ferry", lambda *given: made.append(carry(*given)) or made[-1])
     bench = Bench(drawn(2, 16, 250), ["small"])
     bench.prefill(one.source)
     bench.carry(one, system)

@@ -1,6 +1,6 @@
 """How long a hand-off takes by number of tokens, against the target's reading them itself (the paper, Table 5 and Figure 9).
 
-Three times a length: the mapper's (all that `Handoff.carry` does: rotation taken off, mapping, rotation put on, the result in
+Three times a length: the mapper's (all that `Handoff.ferry` does: rotation taken off, mapping, rotation put on, the result in
 the target's cache, and the native head where the recipe has one), and either model's own prefill of the same tokens. All
 mappers of a job are timed in the same rounds and each model's prefill once, whichever pairs it is in. A prefill is the
 model's body and its head for the last token alone. And once a mapper: reading it from disk, checks included.
