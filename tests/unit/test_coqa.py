@@ -165,6 +165,17 @@ def test_a_model_on_its_own(tmp_path, setting, loaded):
     assert [item.response for item in record.items] == [text for row in found for text in row]
 
 
+def test_a_hold_back_of_its_own_counts(run, tmp_path, setting, loaded, mappers):
+    record = run(tmp_path, ["first"], how=HOW | {"hold_back": 9})["first"][COQA_HANDOFF]
+    assert record.settings["hold_back"] == 9
+    own = make_material(setting(), HOW, [loaded["large"]])
+    mapper, _ = load_mapper(mappers["forth"]["first"], loaded["small"].card, loaded["large"].card)
+    system = Handoff(loaded["small"].model, loaded["large"].model, mapper)
+    for hold_back, same in ((9, True), (2, False)):
+        found = answers(system, own.dialogues, hold_back, Voice(loaded["large"].tokenizer, 4))
+        assert ([item.response for item in record.items] == [text for row in found for text in row]) == same
+
+
 def test_models_of_one_tokenizer_are_asked_the_same(run, tmp_path, setting):
     run_native(setting("small"), HOW, tmp_path / "coqa.json")
     native, pair = read_record(tmp_path / "coqa.json"), run(tmp_path)["first"][COQA_HANDOFF]
@@ -209,6 +220,8 @@ def test_what_is_finished_is_not_answered_again(run, tmp_path, played):
         ({"how": HOW | {"seed": 5}}, PROTOCOLS),
         ({"how": HOW | {"conversations": 3}}, PROTOCOLS),
         ({"heads": {"first": 2}}, PROTOCOLS),
+        ({"how": HOW | {"hold_back": 7}}, PROTOCOLS),
+        ({"how": HOW | {"hold_back": 2}}, ()),
         ({"how": HOW | {"max_tokens": 201}}, ()),
     ],
     ids=str,

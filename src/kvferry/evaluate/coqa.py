@@ -8,7 +8,7 @@ which conversations they are, how one becomes tokens, nor how an answer is score
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ def run_native(setting: Setting, how: Mapping[str, Any], output: Path) -> None:
     Raises:
         KvferryError: as `make_material`.
     """
+    setting = with_own_hold_back(setting, how)
     material = make_material(setting, how, [setting.target])
     name = setting.target.card["model"]
     who = Contestant(NATIVE, name, material.identity, {COQA: how["conversations"]}, {COQA: output})
@@ -73,6 +74,7 @@ def run_pair(
     Raises:
         KvferryError: a mapper is unreadable or was fitted for other models, or as `make_material`.
     """
+    setting = with_own_hold_back(setting, how)
     crew = Crew(setting, source, pair, mappers, back, heads)
     material = make_material(setting, how, [source, setting.target])
     for protocol, play in ((COQA_HANDOFF, crew.handoffs), (COQA_ALTERNATE, crew.alternations)):
@@ -86,6 +88,17 @@ def run_pair(
             _answer(setting, material, protocol, group, play([who.name for who in group], how))
         for who in everyone:
             publish(who, setting)
+
+
+def with_own_hold_back(setting: Setting, how: Mapping[str, Any]) -> Setting:
+    """The setting with the `hold_back` of the section `coqa`, where it has one: it then decides records as any other does.
+
+    An answer is written right after it, so it tells in CoQA far more than where given text is scored.
+    """
+    if "hold_back" not in how:
+        return setting
+    evaluation = setting.evaluation | {"hold_back": how["hold_back"]}
+    return replace(setting, config=setting.config | {"evaluation": evaluation})
 
 
 @dataclass(frozen=True)
