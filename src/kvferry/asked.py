@@ -197,9 +197,11 @@ def reverse_of(project: Project, pair: str) -> str | None:
     return next((own for own in pairs if [project.pair(own)[role] for role in ("source", "target")] == ends), None)
 
 
-def dialogues(project: Project, pair: str) -> list[str]:
-    """The protocols of conversations: turns alternate where the pair is there both ways."""
-    return [COQA_HANDOFF, *([COQA_ALTERNATE] if reverse_of(project, pair) else [])]
+def dialogues(project: Project, pair: str) -> Names:
+    """The protocols of conversations by variant: turns alternate where that is asked for and the pair is there both ways."""
+    variants = dialogue_variants(project, pair)
+    both_ways = project.config["coqa"].get("alternate", variants) if variants and reverse_of(project, pair) else []
+    return {name: [COQA_HANDOFF, *([COQA_ALTERNATE] if name in both_ways else [])] for name in variants}
 
 
 def timed_together(project: Project) -> list[list[str]]:
@@ -228,8 +230,8 @@ def records_of_pair(project: Project, pair: str) -> Names:
     """Every record of a pair: benchmarks, measures and what the optional sections ask, by system."""
     headline = project.config["headline"]
     found = _gathered(evaluation_jobs(project, pair).values())
-    for variant in dialogue_variants(project, pair):
-        found[variant] += dialogues(project, pair)
+    for variant, protocols in dialogues(project, pair).items():
+        found[variant] += protocols
     for variant in diagnosed_variants(project, pair):
         found[variant] += DIAGNOSTICS
     found[headline] += [LATENCY] if has(project, "latency", pair) else []

@@ -140,7 +140,10 @@ def _check_config_names(project: Project, files: Files) -> None:
         )
     for name in (section for section in ON_PAIRS if section in config):
         _check_list(config[name]["pairs"], config["pairs"], file, (name, "pairs"), "pairs")
-    _check_list(config.get("coqa", {}).get("variants", []), config["variants"], file, ("coqa", "variants"), "variants")
+    coqa = config.get("coqa", {})
+    _check_list(coqa.get("variants", []), config["variants"], file, ("coqa", "variants"), "variants")
+    of_coqa = [config["headline"], *coqa.get("variants", [])]
+    _check_list(coqa.get("alternate", []), of_coqa, file, ("coqa", "alternate"), "coqa.variants")
     if "controls" in config:
         key = ("controls", "benchmarks")
         _check_list(config["controls"]["benchmarks"], config["evaluation"]["benchmarks"], file, key, BENCHED)

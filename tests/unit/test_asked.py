@@ -34,7 +34,7 @@ def sharded(**shards):
     return evaluation
 
 
-@pytest.fixture(scope="module", params=["config", "ci", "improved", "small", "paper"])
+@pytest.fixture(scope="module", params=["config", "ci", "family", "improved", "small", "paper"])
 def shipped(request):
     name = f"config/{request.param}.yaml"
     return load_project(read_yaml(ROOT / name), name, ROOT / "workflow/schemas", ROOT)
@@ -158,6 +158,11 @@ def test_turns_alternate_where_the_pair_is_there_both_ways():
     both = project(pairs=[PAIR, "30l-to-24l"], coqa={"pairs": [PAIR, "30l-to-24l"]})
     assert asked.reverse_of(both, PAIR) == "30l-to-24l"
     assert "coqa_alternate" in asked.records_of_pair(both, PAIR)["ridge_k4"]
+    some = project(
+        pairs=[PAIR, "30l-to-24l"],
+        coqa={"pairs": [PAIR, "30l-to-24l"], "variants": ["ridge_k1"], "alternate": ["ridge_k1"]},
+    )
+    assert asked.dialogues(some, PAIR) == {"ridge_k4": ["coqa_handoff"], "ridge_k1": ["coqa_handoff", "coqa_alternate"]}
     one = project(pairs=[PAIR, "30l-to-24l"], coqa={"pairs": [PAIR]})
     assert asked.reverse_of(one, PAIR) is None
 
@@ -169,6 +174,7 @@ def test_turns_alternate_where_the_pair_is_there_both_ways():
         ({"controls": {"pairs": [PAIR], "benchmarks": {"hellaswag": {"limit": 5}}}}, r"5 is more than the 4"),
         ({"controls": {"pairs": [PAIR], "identity_sequences": 13}}, "13 is more than the 12 of calibration.sequences"),
         ({"coqa": {"pairs": [PAIR], "variants": ["nobody"]}}, r"coqa\.variants\[0\]: 'nobody' is not in variants"),
+        ({"coqa": {"pairs": [PAIR], "alternate": ["ridge_k1"]}}, r"coqa\.alternate\[0\]: 'ridge_k1' is not in coqa"),
         ({"diagnostics": {"held_out": 3}}, "3 is more than the 2 of calibration.held_out"),
         ({"native_tokens": {"pairs": [PAIR], "counts": [63]}}, "63 leaves nothing of the perplexity.prefix of 64"),
         ({"latency": {"pairs": [PAIR], "lengths": []}}, r"latency\.lengths"),

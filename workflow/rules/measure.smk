@@ -19,8 +19,7 @@ def pair_outputs(pair, names):
 
 def dialogue_outputs(pair):
     """Records of the variants that go on with conversations."""
-    variants = asked.dialogue_variants(PROJECT, pair)
-    return pair_outputs(pair, dict.fromkeys(variants, asked.dialogues(PROJECT, pair)))
+    return pair_outputs(pair, asked.dialogues(PROJECT, pair))
 
 
 def diagnosed_outputs(pair):

@@ -8,7 +8,7 @@ a table needs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from kvferry.errors import KvferryError
 from kvferry.evaluate.diagnostics import Diagnosis, Ferry, diagnose
 from kvferry.evaluate.harness import SystemLM
 from kvferry.evaluate.kept import keep, missing, publish
-from kvferry.evaluate.pair import DECIDING, Asked, together
+from kvferry.evaluate.pair import Asked, contestant, together
 from kvferry.evaluate.run import quiet_harness
 from kvferry.evaluate.setting import Contestant, Outcome, Setting, record_of
 from kvferry.evaluate.tasks import Questions, draw_items
@@ -155,10 +155,8 @@ def _contestant(
     sets: TextSets, source: Loaded, pair: str, name: str, how: Asked, manifest: dict[str, Any]
 ) -> Contestant:
     """The variant; the setting's mark of a record does not hold the benchmark's texts, so they are in its identity."""
-    mapper = {key: manifest[key] for key in DECIDING}
-    identity = {"source": source.card["weights_id"], "mapper": mapper, "texts": list(sets.texts)}
-    target = sets.setting.target.card["model"]
-    return Contestant(name, target, identity, {}, how.outputs, source.card["model"], pair, how.native_head)
+    who = contestant(source, sets.setting, pair, name, how, manifest)
+    return replace(who, identity=who.identity | {"texts": list(sets.texts)})
 
 
 def _ferry(who: Contestant, target: Loaded, source: Loaded, directory: Path) -> Ferry:

@@ -52,7 +52,7 @@ def protocols_of(results: Results, pair: Pair) -> list[str]:
 
 
 def lines(results: Results, pair: Pair, protocol: str) -> list[Line]:
-    """Target and source on their own, the model that answers (`alternate`), every variant, and the cross-fitted choice.
+    """Target and source on their own, the model that answers (`alternate`), variants asked for it, and the cross-fitted choice.
 
     The source's reference is the target, whatever the protocol.
 
@@ -60,7 +60,9 @@ def lines(results: Results, pair: Pair, protocol: str) -> list[Line]:
         KvferryError: a record is missing or of other items, one conversation has other turns than another, or there are
             fewer than two conversations to choose on.
     """
-    variants = results.dialogues[pair.name]
+    variants = [
+        name for name in results.dialogues[pair.name] if (pair.name, name, RECORDS[protocol]) in results.transfers
+    ]
     named = [record_of(results, pair, name, COQA) for name in (TARGET, SOURCE)]
     named += [record_of(results, pair, name, RECORDS[protocol]) for name in variants]
     compared = frozenset(item.id for item in named[-1][1].items)

@@ -166,7 +166,7 @@ class Results:
             manifests=_manifests(results_root / "pairs", chosen, project),
             paper=Paper(paper_root),
             held_out_benchmarks=_in_order(config["evaluation"]["benchmarks"], HELD_OUT),
-            dialogues={pair.name: dialogue_variants(project, pair.name) for pair in chosen},
+            dialogues={pair.name: variants for pair in chosen if (variants := dialogue_variants(project, pair.name))},
         )
 
 
