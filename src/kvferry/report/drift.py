@@ -60,9 +60,9 @@ def lines(results: Results, pair: Pair, protocol: str) -> list[Line]:
         KvferryError: a record is missing or of other items, one conversation has other turns than another, or there are
             fewer than two conversations to choose on.
     """
-    variants = [
-        name for name in results.dialogues[pair.name] if (pair.name, name, RECORDS[protocol]) in results.transfers
-    ]
+    variants = results.dialogues[pair.name]
+    if protocol == ALTERNATE:
+        variants = [name for name in variants if (pair.name, name, COQA_ALTERNATE) in results.transfers]
     named = [record_of(results, pair, name, COQA) for name in (TARGET, SOURCE)]
     named += [record_of(results, pair, name, RECORDS[protocol]) for name in variants]
     compared = frozenset(item.id for item in named[-1][1].items)
