@@ -32,6 +32,8 @@ def shipped():
     for key in ("sweeps", "greedy", "controls", "coqa", "diagnostics", "latency", "native_tokens"):
         del files[CONFIG][key]
     files[CONFIG]["variants"] = {f"ridge_k{k}": {**RECIPE, "k": k} for k in (8, 4, 1)}
+    files[CONFIG]["pairs"] = ["24l-to-30l", "20l-to-30l", "30l-to-24l"]
+    files[CONFIG]["perplexity"]["prefix"] = 256
     files[CONFIG]["calibration"] |= {"sequences": 64, "held_out": 8}
     files[CONFIG]["evaluation"]["benchmarks"]["mmlu"]["limit"] = 10
     return files
@@ -78,7 +80,7 @@ def test_shipped_config_loads_and_is_left_as_it_was(shipped):
     before = copy.deepcopy(given_config)
     project = load_project(given_config, CONFIG, SCHEMAS, ROOT)
     assert given_config == before
-    assert project.models_of_run() == ["smollm2-24l", "smollm2-135m", "smollm2-20l"]
+    assert project.models_of_run() == ["smollm2-24l", "smollm2-135m"]
     assert project.pair("24l-to-30l") == {"source": "smollm2-24l", "target": "smollm2-135m", "paper": None}
     assert project.variant("ridge_k8")["rope"] == "stripped"
 
