@@ -213,7 +213,7 @@ def row(name: str, batch: int, tally: Tally) -> tuple[str, ...]:
         f"{each[0]:.2f}-{each[-1]:.2f}",
         f"{WANTED[name]}" if name in WANTED else "",
         f"{tally.same()}/{items}",
-        "" if texts else f"{max(difference(*pair) for pair in tally.pairs):.0e}",
+        "" if texts else f"{max(difference(*pair) for pair in tally.pairs):.1e}",
     )
 
 
