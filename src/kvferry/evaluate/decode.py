@@ -42,7 +42,8 @@ def decode(model: PreTrainedModel, prefix: Prefix, logits: Tensor, done: Done, l
             return written
         if len(going) < len(active):
             kept = torch.tensor(going, device=tokens.device)
-            prefix, tokens, active = select(own, prefix, kept), tokens[kept], [active[place] for place in going]
+            room = limit - len(written[active[0]])
+            prefix, tokens, active = select(own, prefix, kept, room), tokens[kept], [active[place] for place in going]
         step = Span(tokens[:, None], torch.ones_like(tokens[:, None]))
         logits, prefix = read(model, prefix, step)
         tokens = logits[:, -1].argmax(-1)

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kvferry.errors import KvferryError
+from kvferry.evaluate.decode import decode
 from kvferry.evaluate.planning import batches, group_by_header
 from kvferry.evaluate.scoring import Answer, Row, note, rows_of
 from kvferry.kv.handoff import Prefix, System, closed, read, select
@@ -215,24 +216,7 @@ class SystemLM(HFLM):
     def _generate(self, prompts: list[Tokens], prefix: Prefix, stops: tuple[str, ...], limit: int) -> list[str]:
         """Greedy continuation of each prompt; a row that has reached a stop string leaves the batch."""
         logits, prefix = self._read_tails(prompts, prefix)
-        tokens = logits.argmax(-1)
-        written: list[list[int]] = [[] for _ in prompts]
-        active = list(range(len(prompts)))
-        for _ in range(limit):
-            for row, token in zip(active, tokens.tolist(), strict=True):
-                written[row].append(token)
-            going = [place for place, row in enumerate(active) if not self._stopped(written[row], stops)]
-            if not going or len(written[active[0]]) == limit:
-                break
-            if len(going) < len(active):
-                kept = torch.tensor(going, device=self.device)
-                prefix, tokens, active = (
-                    select(self.system, prefix, kept, limit - len(written[active[0]])),
-                    tokens[kept],
-                    [active[place] for place in going],
-                )
-            logits, prefix = read(self.system.target, prefix, Span(tokens[:, None], torch.ones_like(tokens[:, None])))
-            tokens = logits[:, -1].argmax(-1)
+        written = decode(self.system.target, prefix, logits, lambda tokens: self._stopped(tokens, stops), limit)
         return [postprocess_generated_text(self.tok_decode(row), list(stops), None) for row in written]
 
     def _stopped(self, tokens: list[int], stops: tuple[str, ...]) -> bool:
