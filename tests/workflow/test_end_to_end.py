@@ -11,6 +11,8 @@ import pandas as pd
 import pytest
 
 from kvferry.records import read_record
+from kvferry.report.figures import FIGURES as FIGURES_OF_RECORDS
+from kvferry.report.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
 RESULTS, FIGURES = ROOT / "results" / "ci", ROOT / "figures" / "ci"
@@ -66,12 +68,29 @@ class TestResults:
 
     def test_every_table_and_figure_is_there_in_every_form(self):
         tables = sorted(path.stem for path in (RESULTS / "tables").glob("*.csv"))
-        assert len(tables) == 14
+        assert tables == sorted(TABLES)
         assert all((RESULTS / "tables" / f"{name}.{kind}").stat().st_size for name in tables for kind in ("md", "tex"))
         figures = {path.stem for path in FIGURES.glob("*.csv")}
-        drawn_once = {"fig5_greedy_r2", "fig6_accuracy_vs_k", "fig7_component_removal", "fig8_retention"}
-        assert figures == {f"fig2_r2_heatmap_{PAIR}", *drawn_once}
+        assert figures == {f"fig2_r2_heatmap_{PAIR}", "fig5_greedy_r2", *FIGURES_OF_RECORDS}
         assert all((FIGURES / f"{name}.{kind}").stat().st_size for name in figures for kind in ("pdf", "png"))
+
+    def test_controls_are_where_they_belong(self):
+        table = pd.read_csv(RESULTS / "tables" / "controls.csv").set_index("system")
+        kl, headline = table["next_token_kl"].astype(float), "ridge_k4"
+        assert table.loc["native_injected", "items_differing"] == 0
+        assert kl["native_injected"] < 1e-6
+        assert kl["native_injected"] < kl["identity"] < kl[headline]
+        assert kl[["zero_cache", "random_mapper", "wrong_document"]].min() > 2 * kl[headline]
+
+    def test_shards_are_merged_into_one_record(self):
+        whole = record(f"native/{TARGET}", "arc_easy")
+        assert (whole.n, "shard" in whole.settings) == (4, False)
+        parts = sorted((RESULTS / "records/native" / TARGET / "shards/arc_easy").glob("*.json"))
+        assert [item.id for path in parts for item in read_record(path).items] == [item.id for item in whole.items]
+
+    def test_a_page_says_whether_to_use_the_transfer(self):
+        page = (RESULTS / "verdict" / f"{PAIR}.md").read_text()
+        assert "## What to do" in page and "Warm" in page
 
     def test_accuracies_carry_n_and_an_interval(self):
         whole = pd.read_csv(RESULTS / "tables" / "table13_accuracy.csv")
