@@ -134,7 +134,9 @@ def record(place, name):
 
 def shard_of(place, name, shard):
     """The record of a part of a benchmark's items; shard: number from 0 and count."""
-    return RESULTS / "records" / place / "shards" / name / f"{shard[0]}-of-{shard[1]}.json"
+    return (
+        RESULTS / "records" / place / "shards" / name / f"{shard[0]}-of-{shard[1]}.json"
+    )
 
 
 def mapper_of(system):
@@ -152,7 +154,11 @@ def mapped_by(job):
 def native_heads(systems):
     """How many first tokens the target reads itself, by system."""
     return {
-        system: PROJECT.variant(mapper_of(system))["native_head"] if mapper_of(system) else 0
+        system: (
+            PROJECT.variant(mapper_of(system))["native_head"]
+            if mapper_of(system)
+            else 0
+        )
         for system in systems
     }
 

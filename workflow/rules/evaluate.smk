@@ -34,8 +34,6 @@ EVALUATION = {
 }
 
 
-
-
 def written(place, job):
     """Record paths of a job by system; `place` gives a system's folder."""
     return {

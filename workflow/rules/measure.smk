@@ -193,7 +193,10 @@ for pair in config.get("native_tokens", {}).get("pairs", []):
             mapper=manifest(pair, config["headline"]),
             code=code(*MEASURE_CODE, "evaluate/native_tokens", "evaluate/latency"),
         output:
-            [headline_record(pair, name) for name in (NATIVE_TOKENS, NATIVE_TOKENS_TIME)],
+            [
+                headline_record(pair, name)
+                for name in (NATIVE_TOKENS, NATIVE_TOKENS_TIME)
+            ],
         log:
             LOGS / f"native_tokens/{pair}.log",
         benchmark:
