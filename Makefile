@@ -22,7 +22,7 @@ plan: setup
 	@$(BIN)/python -m kvferry.planner $(CONFIG)
 
 bench: setup
-	@$(BIN)/python bench/fit.py && $(BIN)/python bench/apply.py
+	@$(BIN)/python bench/fit.py && $(BIN)/python bench/apply.py && $(BIN)/python bench/evaluate.py
 
 test: setup
 	@$(BIN)/pytest

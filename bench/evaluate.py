@@ -4,7 +4,7 @@ Both go through lm-eval's `evaluate`, prompts and scoring included, in one proce
 round of MMLU is one subject, whose examples our engine reads once; rounds of the others are a batch or more of other items.
 HFLM runs as its authors have it: fixed batch size, sorted by length, one-token choices of a prompt scored together, greedy
 generation with a cache (its batch size "auto" finds out what fits in a GPU, so there is none on a CPU). The default batch
-sizes are good ones for HFLM: more than one long MMLU prompt at a time slows it down. Exit status 1 if an answer differs.
+sizes are 1 for MMLU's long prompts and 8 for the others; try more with `--batch`. Exit status 1 if an answer differs.
 Does not know hand-offs: those have no HFLM to compare with.
 """
 
