@@ -14,6 +14,7 @@ from typing import Any
 
 from lm_eval.api.task import ConfigurableTask
 
+from kvferry.asked import DIAGNOSTICS
 from kvferry.errors import KvferryError
 from kvferry.evaluate.diagnostics import Diagnosis, Ferry, diagnose
 from kvferry.evaluate.harness import SystemLM
@@ -30,20 +31,11 @@ from kvferry.prepare.calibration import Draw, draw_sequences
 from kvferry.prepare.corpora import read_corpus
 from kvferry.prepare.models import Loaded
 from kvferry.provenance import Stopwatch
-from kvferry.records import (
-    ATTENTION_COSINE,
-    ATTENTION_COSINE_HELD_OUT,
-    K_CONCENTRATION,
-    R2_K,
-    R2_V,
-    V_CONCENTRATION,
-    Item,
-)
+from kvferry.records import ATTENTION_COSINE_HELD_OUT, K_CONCENTRATION, R2_K, R2_V, V_CONCENTRATION, Item
 
 R2 = "r2"
-ON_BENCHMARK = (ATTENTION_COSINE, K_CONCENTRATION, V_CONCENTRATION, R2_K, R2_V)
 ON_HELD_OUT = (ATTENTION_COSINE_HELD_OUT,)
-DIAGNOSTICS = ON_BENCHMARK + ON_HELD_OUT
+ON_BENCHMARK = tuple(name for name in DIAGNOSTICS if name not in ON_HELD_OUT)
 
 
 @dataclass(frozen=True)
