@@ -7,7 +7,7 @@ and computes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ class Job:
 def evaluation_jobs(project: Project, pair: str) -> dict[str, Job]:
     """The evaluation jobs of a pair by name."""
     asked = _asked_of_pair(project, pair)
-    return _jobs(project, asked, project.config["evaluation"]["systems_a_job"])
+    return _jobs(project, asked, project.config["evaluation"]["systems_a_job"], timed_variants(project, pair))
 
 
 def native_jobs(project: Project, model: str) -> dict[str, Job]:
@@ -135,13 +135,19 @@ def limits_of(project: Project, pair: str, variant: str) -> Limits:
     return dict.fromkeys(limits) if project.config["evaluation"]["full"] else limits
 
 
-def _jobs(project: Project, asked: dict[str, Limits], most: int) -> dict[str, Job]:
+def timed_variants(project: Project, pair: str) -> list[str]:
+    """Variants whose time is shown: those of the sweep `improved`, and the headline that they are compared with."""
+    sweep = sweeps_of(project, pair).get("improved")
+    return [project.config["headline"], *sweep["variants"]] if sweep else []
+
+
+def _jobs(project: Project, asked: dict[str, Limits], most: int, timed: Collection[str] = ()) -> dict[str, Job]:
     """Jobs of at most `most` systems with all that is not sharded, and a job a shard with all systems that have it."""
     shards = {name: how["shards"] for name, how in project.config["evaluation"]["benchmarks"].items()}
     jobs = {}
     for number, part in enumerate(_even(list(asked.items()), most)):
         limits = {system: {b: n for b, n in own.items() if not is_sharded(n, shards[b])} for system, own in part}
-        jobs[str(number)] = Job(limits, {system: [*own, *measures(system)] for system, own in limits.items()})
+        jobs[str(number)] = Job(limits, {system: [*own, *measures(system, timed)] for system, own in limits.items()})
     for name, count in shards.items():
         own = {
             system: {name: limits[name]} for system, limits in asked.items() if is_sharded(limits.get(name, 0), count)
@@ -162,12 +168,11 @@ def _even(things: list[Any], most: int) -> list[list[Any]]:
     return [things[start::count] for start in range(count)]
 
 
-def measures(system: str) -> list[str]:
-    """What is measured of a system beside benchmarks: the next token and, of a fitted mapper, its time."""
+def measures(system: str, timed: Collection[str]) -> list[str]:
+    """What is measured of a system beside benchmarks: the next token and, of the mappers `timed`, the time."""
     if system == NATIVE:
         return [PERPLEXITY]
-    no_mapper = (NATIVE_INJECTED, IDENTITY, ZERO_CACHE, *CONTROLS)
-    return [*MEASURES, *([] if system in no_mapper else [APPLY_TIME])]
+    return [*MEASURES, *([APPLY_TIME] if system in timed else [])]
 
 
 def sharded(jobs: Mapping[str, Job]) -> dict[tuple[str, str], int]:

@@ -74,11 +74,22 @@ def test_the_headline_answers_all_benchmarks_and_in_full_where_asked():
     assert job.limits["zero_cache"] == {}
 
 
-def test_every_system_is_measured_and_only_mappers_are_timed():
-    assert "apply_time" in asked.measures("ridge_k4")
-    for control in ("zero_cache", "random_mapper", "wrong_document", "identity", "native_injected"):
-        assert asked.measures(control) == ["prefix_perplexity", "next_token_kl", "top1_agreement"]
-    assert asked.measures("native") == ["prefix_perplexity"]
+def test_every_system_is_measured():
+    for system in ("ridge_k4", "zero_cache", "random_mapper", "wrong_document", "identity", "native_injected"):
+        assert asked.measures(system, []) == ["prefix_perplexity", "next_token_kl", "top1_agreement"]
+    assert asked.measures("native", []) == ["prefix_perplexity"]
+
+
+def test_only_mappers_whose_time_is_shown_are_timed():
+    sweeps = {
+        "k": {"base": BASE, "over": {"k": [1]}},
+        "improved": {"base": BASE, "over": {"k": [2], "native_head": [0, 4]}},
+    }
+    records = asked.records_of_pair(project(sweeps=sweeps), PAIR)
+    timed = {system for system, names in records.items() if "apply_time" in names}
+    assert timed == {"ridge_k4", *asked.timed_variants(project(sweeps=sweeps), PAIR)}
+    assert len(timed) == 3
+    assert "ridge_k1" in records.keys() - timed
 
 
 def test_a_full_run_answers_every_item_of_a_sweeps_benchmarks():

@@ -99,7 +99,7 @@ def test_sweeps_have_their_records_and_manifests(tmp_path):
     assert results.sweep("components").variants == ["ridge_k8", "unturned", "unturned_k1_ols"]
     assert results.sweep("domain").benchmarks == ["arc_challenge", "hellaswag"]
     assert results.transfers[PAIR, "code", "hellaswag"].n == 20
-    assert results.transfers[PAIR, "code", "apply_time"].n == 3
+    assert results.transfers[PAIR, "head4", "apply_time"].n == 3
     assert (PAIR, "code", "mmlu") not in results.transfers
     assert results.variants_of(PAIR) == list(SWEPT_CONFIG["variants"])
 
@@ -125,7 +125,7 @@ def test_a_variant_is_loaded_for_the_pairs_of_its_sweeps_alone(tmp_path):
     [
         f"records/pairs/{PAIR}/few/hellaswag.json",
         f"records/pairs/{PAIR}/few/next_token_kl.json",
-        f"records/pairs/{PAIR}/few/apply_time.json",
+        f"records/pairs/{PAIR}/head4/apply_time.json",
         f"records/pairs/{PAIR}/ridge_k8/top1_agreement.json",
     ],
 )
