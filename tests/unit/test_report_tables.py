@@ -221,9 +221,9 @@ def test_the_paper_stands_beside_a_pair_that_is_in_it(tmp_path):
 
 
 def test_the_papers_transfer_does_not_stand_beside_one_with_another_k(tmp_path):
-    results = replace(load(build(tmp_path), pairs=PAPER_PAIRS), headline="ridge_k1")
+    results = replace(load(build(tmp_path), pairs=PAPER_PAIRS), headlines={PAIR: "ridge_k1"})
     assert results.comparable(results.pairs[0]) is None
-    assert replace(results, headline="ridge_k8").comparable(results.pairs[0]) == "Qwen3 14B→32B"
+    assert replace(results, headlines={PAIR: "ridge_k8"}).comparable(results.pairs[0]) == "Qwen3 14B→32B"
 
 
 def test_no_column_of_the_paper_for_other_pairs(tmp_path):
@@ -245,6 +245,33 @@ def test_the_papers_tables_agree_with_each_other():
         mean = np.mean([100 * a / b for a, b in zip(retention, own, strict=True)])
         assert mean == pytest.approx(paper.value("table1", pair, "avg"), abs=0.15)
         assert paper.value("table15", pair, "avg") == paper.value("table1", pair, "avg_floor_normalised")
+
+
+def test_the_papers_pairs_are_those_of_its_table_10_and_the_same_the_other_way():
+    paper = Paper()
+    forth, pairs = paper.table("table10"), paper.table("pairs")
+    for pair in forth.index:
+        assert paper.models(pair) == (forth.loc[pair, "source"], forth.loc[pair, "target"])
+        assert paper.k(pair) == paper.value("table1", pair, "k")
+    models = {paper.models(pair) for pair in pairs.index}
+    assert len(models) == 2 * len(forth)
+    assert models == {(target, source) for source, target in models}
+    for pair in paper.table("table16").index:
+        assert paper.k(pair) == paper.value("table16", pair, "k")
+    assert paper.k("Qwen3 32B→8B") is None
+
+
+def test_a_pair_the_other_way_has_the_papers_models_and_no_retention(tmp_path):
+    pairs = {PAIR: PAIRS[PAIR] | {"paper": "Qwen3 32B→14B"}}
+    results = load(build(tmp_path), pairs=pairs)
+    frame = TABLES["table1_retention"](results)
+    assert row(frame, system="source alone")["hellaswag_paper"] == pytest.approx(100 * 82.65 / 78.87)
+    assert row(frame, system="ridge_k8")["hellaswag_paper"] is None
+    assert row(TABLES["table10_pairs"](results), pair=PAIR)["k_paper"] == 20
+    assert results.comparable(results.pairs[0]) is None
+    k20 = {**results.manifests[PAIR, "ridge_k8"], "selected_layers": [list(range(20))] * 30}
+    same = replace(results, manifests={**results.manifests, (PAIR, "ridge_k8"): k20})
+    assert same.comparable(same.pairs[0]) == "Qwen3 32B→14B"
 
 
 def test_csv_keeps_full_precision_and_markdown_rounds(tmp_path):

@@ -33,6 +33,7 @@ COLUMNS = (
         "rows": "rows n",
         "p_over_n": "p/n",
         "weights_bytes": "bytes",
+        "storage_gib": "GiB",
         "share_of_target": "% of target",
         "r2_k_in_sample": "R² K in sample",
         "r2_k_held_out": "R² K held out",
