@@ -329,3 +329,33 @@ def test_mcnemar_is_on_the_items_that_both_answered_and_of_right_and_wrong_alone
     assert compare.mcnemar(results, pair, "ridge_k8", TARGET, "mmlu", frozenset({"0", "9"})) == compare.McNemar(2, 0, 1)
     with pytest.raises(KvferryError, match=r"ridge_k8/prefix_perplexity\.json: McNemar's test needs scores of 0 or 1"):
         compare.mcnemar(results, pair, "ridge_k8", TARGET, "prefix_perplexity")
+
+
+def test_beside_every_number_of_the_paper_stands_the_difference(tmp_path):
+    results = load(build(tmp_path), pairs=PAPER_PAIRS)
+    frame = TABLES["table1_retention"](results)
+    found = row(frame, system="ridge_k8")
+    assert found["avg_difference"] == pytest.approx(found["avg"] - 97.6)
+    columns = [name for name in frame.columns if name.endswith("_paper")]
+    assert columns
+    for name in columns:
+        assert frame.columns[frame.columns.get_loc(name) + 1] == name.removesuffix("_paper") + "_difference"
+    shown, _ = readable(frame)
+    assert shown.loc[1, "Avg, ours − paper"] == f"{found['avg_difference']:+.1f}"
+    gap = row(TABLES["gap_recovered"](results), system="ridge_k8", benchmark="prefix_perplexity")
+    assert gap["gap_recovered_paper"] == pytest.approx(100 * (7.63 - 7.33) / (7.63 - 6.79))
+    assert gap["value_difference"] == pytest.approx(gap["value"] - 7.33)
+    assert row(TABLES["gap_recovered"](results), system="ridge_k1")["value_paper"] is None
+
+
+def test_a_difference_is_undefined_without_ours_and_empty_without_the_papers(tmp_path):
+    write_native(build(tmp_path), "big", "gsm8k", accuracy_items(0))
+    found = row(TABLES["table1_retention"](load(tmp_path, pairs=PAPER_PAIRS)), system="ridge_k8")
+    assert (found["gsm8k"], found["gsm8k_paper"], found["gsm8k_difference"]) == ("undefined", 95.6, "undefined")
+    assert row(TABLES["table1_retention"](load(tmp_path)), system="ridge_k8")["mmlu_difference"] is None
+
+
+def test_the_papers_settings_stand_beside_ours(tmp_path):
+    found = row(TABLES["table11_benchmarks"](load(build(tmp_path))), benchmark="gsm8k")
+    assert (found["shots"], found["shots_paper"], found["shots_difference"]) == (0, 8, -8)
+    assert (found["metric_paper"], found["chance_difference"]) == ("acc", 0)

@@ -13,13 +13,14 @@ import pandas as pd
 from kvferry.errors import KvferryError
 from kvferry.files import write_text
 from kvferry.report.names import OF_ALL, column
-from kvferry.report.tables.cells import AT_CHANCE, HIGH, LOW, PAPER, REASON, SUFFIXES, UNDEFINED, N
+from kvferry.report.tables.cells import AT_CHANCE, DIFFERENCE, HIGH, LOW, PAPER, REASON, SUFFIXES, UNDEFINED, N
 
 DECIMALS = {"prefix_perplexity": 2, "value": 2, "source": 2, "target": 2, "p_over_n": 3, "parameter_ratio": 2}
 DECIMALS |= {"apply_time": 2, "largest_move_pp": 2, "coqa_slope": 2, "p_target": 4, "p_source": 4, "p_headline": 4}
 DECIMALS |= {"k_concentration": 2, "k_concentration_vs_ridge": 2, "pearson": 2, "spearman": 2}
 PREFIX_DECIMALS = {"r2_": 3, "next_token_kl": 3, "attention_cosine": 3, "v_concentration": 2, "warm": 2, "cold": 2}
 DEFAULT_DECIMALS = 1
+BESIDE = {PAPER: "paper", DIFFERENCE: "ours − paper"}
 EMPTY = "–"
 TEX = {
     "\\": r"\textbackslash{}",
@@ -90,8 +91,9 @@ def _letters(index: int) -> str:
 
 
 def _heading(frame: pd.DataFrame, name: str) -> str:
-    if name.endswith(PAPER):
-        return f"{column(name.removesuffix(PAPER))}, paper"
+    for suffix, words in BESIDE.items():
+        if name.endswith(suffix):
+            return f"{column(name.removesuffix(suffix))}, {words}"
     n = _common_n(frame, name)
     return column(name) if n is None else f"{column(name)} (n={n})"
 
@@ -126,13 +128,14 @@ def _missing(value: object) -> bool:
 def _number(value: object, name: str) -> str:
     if _missing(value):
         return EMPTY
+    sign = "+" if name.endswith(DIFFERENCE) else ""
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer() and abs(value) >= 1e4):
-        return f"{int(value):,}"
-    return f"{value:.{_decimals(name)}f}" if isinstance(value, float) else str(value)
+        return f"{int(value):{sign},}"
+    return f"{value:{sign}.{_decimals(name)}f}" if isinstance(value, float) else str(value)
 
 
 def _decimals(name: str) -> int:
-    base = name.removesuffix(PAPER)
+    base = name.removesuffix(PAPER).removesuffix(DIFFERENCE)
     if base in DECIMALS or base.startswith("k_") or base == "k":
         return DECIMALS.get(base, 0)
     fitting = (digits for prefix, digits in PREFIX_DECIMALS.items() if base.startswith(prefix))
