@@ -19,7 +19,7 @@ ALWAYS = [
     "table12_size",
     "table13_accuracy",
 ]
-ALWAYS += ["table14_anchors", "table15_floor_normalised", "gap_recovered", "verdict"]
+ALWAYS += ["table14_anchors", "table15_floor_normalised", "gap_recovered", "verdict", "reproduction", "provenance"]
 FIXED = ["fig2_r2_heatmap_small-to-big", "fig1_pipeline", "fig3_mapper"]
 SECTIONS = {name: {} for name in ("controls", "diagnostics", "coqa", "latency", "native_tokens")}
 

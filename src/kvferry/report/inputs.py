@@ -19,7 +19,7 @@ from kvferry.files import read_json
 from kvferry.records import NATIVE, PERPLEXITY, ZERO_CACHE, Record, read_record
 from kvferry.report.paper import FIVE, PAPER_ROOT, Paper
 from kvferry.report.papers_recipe import RIDGE, STRIPPED, is_papers
-from kvferry.report.wanted import HELD_OUT, SHOWN_APART
+from kvferry.report.wanted import HELD_OUT, SHOWN_APART, tables_of
 from kvferry.work import variants_of
 
 SOURCE = "source alone"
@@ -66,7 +66,7 @@ class Results:
     or measure), `transfers` by (pair, system, benchmark or measure), `manifests` by (pair, variant), `cards` by model, `sweeps`
     by name, `headlines` (the variant that answers all benchmarks) and `dialogues` (variants that went on with conversations) by
     pair. `benchmarks` are those of the paper's five that were run, `held_out_benchmarks` those of its other three, `variants`
-    those of the configuration, in its order; not every one was run on every pair.
+    those of the configuration, in its order; not every one was run on every pair. `tables`: those that it gives.
     """
 
     pairs: Sequence[Pair]
@@ -84,6 +84,7 @@ class Results:
     paper: Paper
     held_out_benchmarks: Sequence[str] = ()
     dialogues: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    tables: Sequence[str] = ()
 
     @property
     def models(self) -> list[str]:
@@ -176,6 +177,7 @@ class Results:
             paper=Paper(paper_root),
             held_out_benchmarks=_in_order(config["evaluation"]["benchmarks"], HELD_OUT),
             dialogues={pair.name: variants for pair in chosen if (variants := dialogue_variants(project, pair.name))},
+            tables=tables_of(config),
         )
 
 
@@ -215,7 +217,9 @@ def _in_order(benchmarks: Iterable[str], known: Sequence[str] = FIVE) -> list[st
 
 
 def _sweep(name: str, entry: Mapping[str, Any]) -> Sweep:
-    return Sweep(name, list(entry["pairs"]), list(entry["variants"]), _in_order(entry["benchmarks"]))
+    return Sweep(
+        name, list(entry["pairs"]), list(entry["variants"]), _in_order(entry["benchmarks"], (*FIVE, *HELD_OUT))
+    )
 
 
 def _models(pairs: Sequence[Pair]) -> list[str]:

@@ -102,6 +102,8 @@ COLUMNS = (
         "gradient_free": "gradient-free",
         "cross_scale": "cross-scale",
         "moves_kv_values": "moves KV values",
+        "papers_pair": "the paper's pair",
+        "difference": "ours − paper",
     }
 )
 OF_ALL, GAINED = "_of_all", "_vs_headline"

@@ -20,7 +20,7 @@ class Paper:
     """Look-ups by the name of a pair as the paper writes it; percentages mostly, None where not stated."""
 
     def __init__(self, root: Path = PAPER_ROOT) -> None:
-        self._root = root
+        self.root = root
         self._tables: dict[str, pd.DataFrame] = {}
 
     def table(self, name: str) -> pd.DataFrame:
@@ -30,7 +30,7 @@ class Paper:
             KvferryError: there is no such csv, or it is not one.
         """
         if name not in self._tables:
-            self._tables[name] = _read(self._root / f"{name}.csv")
+            self._tables[name] = _read(self.root / f"{name}.csv")
         return self._tables[name]
 
     def value(self, table: str, row: str, column: str) -> float | None:
@@ -53,7 +53,7 @@ class Paper:
         """One number of the first row whose columns are as wanted, words in any case; None where there is none."""
         frame = self.table(table).reset_index()
         for name, value in wanted.items():
-            frame = frame[[_same(cell, value) for cell in frame[name]]]
+            frame = frame[[same(cell, value) for cell in frame[name]]]
         return None if frame.empty or column not in frame else _number(frame[column].iloc[0])
 
     def k(self, pair: str) -> float | None:
@@ -105,7 +105,7 @@ class Paper:
         return sum(known) / len(known) if len(known) == len(found) else None
 
 
-def _same(cell: object, value: object) -> bool:
+def same(cell: object, value: object) -> bool:
     """Whether two cells say the same; `1e-4` and 0.0001 do."""
     try:
         return float(str(cell)) == float(str(value))

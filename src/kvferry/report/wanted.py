@@ -49,6 +49,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "coqa_drift": (COQA,),
     "native_tokens": (NATIVE_TOKENS,),
     "verdict": (),
+    "reproduction": (),
+    "provenance": (),
 }
 
 

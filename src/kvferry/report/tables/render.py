@@ -20,6 +20,7 @@ DECIMALS |= {"apply_time": 2, "largest_move_pp": 2, "coqa_slope": 2, "p_target":
 DECIMALS |= {"k_concentration": 2, "k_concentration_vs_ridge": 2, "pearson": 2, "spearman": 2}
 PREFIX_DECIMALS = {"r2_": 3, "next_token_kl": 3, "attention_cosine": 3, "v_concentration": 2, "warm": 2, "cold": 2}
 DEFAULT_DECIMALS = 1
+OF_ANY_SIZE = ("paper", "ours", "difference")  # columns whose rows have different units: three digits that tell
 BESIDE = {PAPER: "paper", DIFFERENCE: "ours − paper"}
 EMPTY = "–"
 TEX = {
@@ -118,7 +119,7 @@ def _cell(row: dict[str, object], name: str, reasons: dict[str, str], own_n: boo
     if text != EMPTY and not _missing(low):
         text += f" [{_number(low, name)}, {_number(high, name)}]"
     text += "*" if row.get(name + AT_CHANCE) == "yes" else ""
-    return f"{text} (n={row[name + N]})" if own_n and text != EMPTY else text
+    return f"{text} (n={row[name + N]})" if own_n and text != EMPTY and not _missing(row[name + N]) else text
 
 
 def _missing(value: object) -> bool:
@@ -128,6 +129,8 @@ def _missing(value: object) -> bool:
 def _number(value: object, name: str) -> str:
     if _missing(value):
         return EMPTY
+    if name.removesuffix(LOW).removesuffix(HIGH) in OF_ANY_SIZE and isinstance(value, int | float):
+        return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.3g}"
     sign = "+" if name.endswith(DIFFERENCE) else ""
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer() and abs(value) >= 1e4):
         return f"{int(value):{sign},}"
