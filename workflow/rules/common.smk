@@ -11,6 +11,7 @@ try:
     from kvferry.errors import KvferryError
     from kvferry.records import COQA, IDENTITY, LATENCY, NATIVE
     from kvferry.records import NATIVE_TOKENS, NATIVE_TOKENS_TIME, ZERO_CACHE
+    from kvferry.report.places import SUMMARY, category, labels
     from kvferry.report.wanted import figures_of, tables_of
 except ImportError:
     sys.exit(
