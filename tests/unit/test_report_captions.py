@@ -9,12 +9,12 @@ from jinja2 import Environment, StrictUndefined
 
 from kvferry.config import load_project, read_yaml
 from kvferry.report.verdict import NOT_DECIDED, TIERS
-from kvferry.report.wanted import BARS, HELD_OUT, SECTIONS, TABLES, figures_of, tables_of
+from kvferry.report.wanted import BARS, FIVE, HELD_OUT, SECTIONS, TABLES, figures_of, tables_of
 
 ROOT = Path(__file__).parents[2]
 CAPTIONS = ROOT / "workflow/report"
 CONFIG = ROOT / "config/config.yaml"
-SWEEPS = {name for needed in TABLES.values() for name in needed} - set(SECTIONS) - set(HELD_OUT)
+SWEEPS = {name for needed in TABLES.values() for name in needed} - set(SECTIONS) - set(HELD_OUT) - set(FIVE)
 EVERYTHING = {
     "pairs": ["one"],
     "sweeps": {name: {"benchmarks": {"hellaswag": {}}} for name in SWEEPS},

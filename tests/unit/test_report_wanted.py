@@ -81,6 +81,11 @@ def test_each_optional_section_gives_its_own(section, tables, figures):
     assert set(figures_of(CONFIG | {section: {}})) - set(figures_of(CONFIG)) == figures
 
 
+def test_without_any_of_the_five_there_are_no_anchors():
+    config = CONFIG | {"evaluation": {"benchmarks": {"boolq": {}}}}
+    assert "table14_anchors" not in tables_of(config)
+
+
 def test_a_held_out_benchmark_gives_its_table():
     config = CONFIG | {"evaluation": {"benchmarks": {"boolq": {}}}}
     assert "table18_held_out" in tables_of(config)

@@ -10,10 +10,10 @@ import pandas as pd
 
 from kvferry.errors import KvferryError
 from kvferry.records import PERPLEXITY
+from kvferry.report.wanted import FIVE
 
 PAPER_ROOT = Path(__file__).resolve().parents[3] / "resources" / "paper"
 ABLATED = "Qwen3 14B→32B"  # the pair of tables that do not name one: 2 and 9
-FIVE = ("arc_challenge", "hellaswag", "winogrande", "mmlu", "gsm8k")
 
 
 class Paper:
