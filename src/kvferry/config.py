@@ -15,7 +15,7 @@ from typing import Any
 from kvferry import crosscheck
 from kvferry.errors import KvferryError
 from kvferry.schema import choices, validated
-from kvferry.sweeps import expanded, settled
+from kvferry.sweeps import OF_HEADLINE, expanded, settled
 from kvferry.yamlfile import read_yaml
 
 __all__ = ["Geometry", "Project", "load_project", "read_yaml"]
@@ -62,6 +62,19 @@ class Project:
     def variant(self, name: str) -> dict[str, Any]:
         """The recipe of a variant. Raises KvferryError if it is unknown."""
         return _named(self.config["variants"], name, "variant")
+
+    def headline(self, pair: str) -> str:
+        """The name of the variant that answers all benchmarks on a pair."""
+        own = self.config["headline"]
+        return own if isinstance(own, str) else own["pairs"].get(pair, own["default"])
+
+    def recipe(self, pair: str, variant: str) -> dict[str, Any]:
+        """The recipe of a variant on a pair: `k: headline` is the k of the pair's headline.
+
+        Raises KvferryError if the variant is unknown.
+        """
+        own = self.variant(variant)
+        return own | {"k": self.variant(self.headline(pair))["k"]} if own["k"] == OF_HEADLINE else own
 
     def models_of_run(self) -> list[str]:
         """The sources and targets of the run's pairs in the order of first use, without the bases of pruned ones."""

@@ -136,8 +136,8 @@ def _planned(project: Project, pair: str) -> list[str]:
     source = project.geometry(project.pair(pair)["source"])
     names = variants_of(project, pair)
     closed = [name for name in names if project.variant(name)["method"] != "mlp"]
-    largest = max(closed, key=lambda name: _layers_read(project.variant(name), source), default=names[0])
-    return list(dict.fromkeys([project.config["headline"], largest]))
+    largest = max(closed, key=lambda name: _layers_read(project.recipe(pair, name), source), default=names[0])
+    return list(dict.fromkeys([project.headline(pair), largest]))
 
 
 def _layers_read(recipe: dict[str, Any], source: Geometry | None) -> float:
@@ -148,7 +148,7 @@ def _layers_read(recipe: dict[str, Any], source: Geometry | None) -> float:
 
 
 def _outcome(project: Project, pair: str, variant: str) -> Outcome:
-    entry, recipe = project.pair(pair), project.variant(variant)
+    entry, recipe = project.pair(pair), project.recipe(pair, variant)
     source, target = (project.geometry(entry[role]) for role in ("source", "target"))
     if source is None or target is None:
         unknown = [entry[role] for role, known in (("source", source), ("target", target)) if known is None]
@@ -175,7 +175,7 @@ def _whole(project: Project, pair: str, recipe: dict[str, Any], source: Geometry
 
 def _apart(project: Project, pair: str, recipe: dict[str, Any], source: Geometry, target: Geometry) -> Sums:
     """What is summed for the recipe and those that share its systems, for the one that reads most source layers."""
-    job = map(project.variant, fit_jobs(project, pair)[rows_of(recipe)])
+    job = (project.recipe(pair, name) for name in fit_jobs(project, pair)[rows_of(recipe)])
     k = max(int(_layers_read(own, source)) for own in job if _way(own) == _way(recipe))
     return Sums.over(source, target, k, recipe["sequences"], project.config["calibration"])
 

@@ -9,6 +9,19 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(file.name for file in (ROOT / "config").glob("*.yaml") if "pairs" in yaml.safe_load(file.read_text()))
+# What the design promises of the paper's six pairs: every figure and table of the paper, and what stands beside it.
+SIX = ("qwen3-14b-to-32b", "qwen3-8b-to-32b", "llama-3.1-8b-to-70b")
+SIX += ("ministral-3-3b-to-8b", "ministral-3-3b-to-14b", "ministral-3-8b-to-14b")
+FIGURES = ["fig1_pipeline", "fig3_mapper", "fig4_coqa_drift", "fig5_greedy_r2", "fig6_accuracy_vs_k"]
+FIGURES += ["fig7_component_removal", "fig8_retention", "fig9_latency", *(f"fig2_r2_heatmap_{pair}" for pair in SIX)]
+TABLES = ["table1_retention", "table2_ablation", "table3_mlp", "table4_error_placement", "table5_latency"]
+TABLES += ["table6_methods", "table7_r2_vs_k", "table8_calibration", "table9_domain", "table10_pairs"]
+TABLES += ["table11_benchmarks", "table12_size", "table13_accuracy", "table14_anchors", "table15_floor_normalised"]
+TABLES += ["table16_latency_range", "table17_loo_k", "table18_held_out"]
+TABLES += ["gap_recovered", "controls", "verdict", "reproduction", "provenance"]
+PAPERS = {f"figures/paper/{name}.{kind}" for name in FIGURES for kind in ("pdf", "png", "csv")}
+PAPERS |= {f"results/paper/tables/{name}.{kind}" for name in TABLES for kind in ("csv", "md", "tex")}
+PAPERS |= {f"results/paper/verdict/{pair}.md" for pair in SIX} | {"results/paper/headline.txt"}
 RUNS = [name for name in CONFIGS if name != "pairs.yaml"]
 
 
@@ -21,6 +34,14 @@ def dry_run(config: Path) -> subprocess.CompletedProcess:
 def test_every_config_resolves(name):
     done = dry_run(ROOT / "config" / name)
     assert done.returncode == 0, done.stderr[-2000:]
+    if name == "paper.yaml":
+        assert outputs(done.stdout) >= PAPERS
+
+
+def outputs(said: str) -> set[str]:
+    """Every file that a dry run says it would write."""
+    lines = [line.split(":", 1)[1] for line in said.splitlines() if line.strip().startswith("output:")]
+    return {path.strip() for line in lines for path in line.split(",")}
 
 
 @pytest.mark.parametrize(

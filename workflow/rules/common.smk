@@ -11,6 +11,7 @@ try:
     from kvferry.errors import KvferryError
     from kvferry.records import COQA, IDENTITY, LATENCY, NATIVE
     from kvferry.records import NATIVE_TOKENS, NATIVE_TOKENS_TIME, ZERO_CACHE
+    from kvferry.report.places import SUMMARY, category, labels
     from kvferry.report.wanted import figures_of, tables_of
 except ImportError:
     sys.exit(
@@ -139,27 +140,25 @@ def shard_of(place, name, shard):
     )
 
 
-def mapper_of(system):
-    """The variant whose mapper a system uses: that of the headline for the controls made from it, none for zeros."""
-    if system == ZERO_CACHE:
-        return None
-    return config["headline"] if system in asked.CONTROLS else system
+def mappers_of(pair, systems):
+    """The variant whose mapper a system of a pair uses: the headline for the controls made from it, none for zeros."""
+    headline = PROJECT.headline(pair)
+    used = {
+        system: headline if system in asked.CONTROLS else system for system in systems
+    }
+    return used | {system: None for system in systems if system == ZERO_CACHE}
 
 
-def mapped_by(job):
+def mapped_by(pair, job):
     """The variants whose mappers a job reads, each once."""
-    return list(dict.fromkeys(filter(None, map(mapper_of, job.limits))))
+    return list(dict.fromkeys(filter(None, mappers_of(pair, job.limits).values())))
 
 
-def native_heads(systems):
+def native_heads(pair, systems):
     """How many first tokens the target reads itself, by system."""
     return {
-        system: (
-            PROJECT.variant(mapper_of(system))["native_head"]
-            if mapper_of(system)
-            else 0
-        )
-        for system in systems
+        system: PROJECT.variant(variant)["native_head"] if variant else 0
+        for system, variant in mappers_of(pair, systems).items()
     }
 
 

@@ -85,7 +85,7 @@ for model in asked.identity_models(PROJECT):
             mem_mb=MOMENTS_MB,
             gpu=GPU,
         params:
-            recipe=asked.identity_recipe(PROJECT),
+            recipe=asked.identity_recipe(PROJECT, model),
             memory_mb=config["fit"]["memory_mb"],
             device=COMPUTE["device"],
         script:
@@ -135,7 +135,7 @@ for pair in config["pairs"]:
                 source=card(PROJECT.pair(pair)["source"]),
                 target=card(PROJECT.pair(pair)["target"]),
                 corpus=corpus_file(config["perplexity"]["corpus"]),
-                mappers=[manifest(pair, variant) for variant in mapped_by(job)],
+                mappers=[manifest(pair, variant) for variant in mapped_by(pair, job)],
                 code=code(*EVALUATION_CODE, "evaluate/timing"),
             output:
                 paths_of(of_pair(pair), job),
@@ -153,8 +153,8 @@ for pair in config["pairs"]:
                 **EVALUATION,
                 pair=pair,
                 asked=answers(of_pair(pair), job),
-                heads=native_heads(job.limits),
-                mappers={system: mapper_of(system) for system in job.limits},
+                heads=native_heads(pair, job.limits),
+                mappers=mappers_of(pair, job.limits),
             script:
                 "../scripts/evaluate_pair.py"
 

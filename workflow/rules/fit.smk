@@ -40,7 +40,7 @@ for pair in config["pairs"]:
                 how={
                     "pair": pair,
                     "rows": rows,
-                    "recipes": {v: PROJECT.variant(v) for v in variants},
+                    "recipes": {v: PROJECT.recipe(pair, v) for v in variants},
                     "memory_mb": config["fit"]["memory_mb"],
                     "device": COMPUTE["device"],
                 },

@@ -29,15 +29,23 @@ def diagnosed_outputs(pair):
 
 
 def mappers_back(pair):
-    """Manifests of the same variants the other way, where that is a pair of conversations too."""
+    """Manifests of the mappers the other way by variant, where that is a pair of conversations too."""
     back = asked.reverse_of(PROJECT, pair)
-    variants = asked.dialogue_variants(PROJECT, pair)
-    return [manifest(back, variant) for variant in variants] if back else []
+    ways = {
+        v: asked.variant_back(PROJECT, pair, v)
+        for v in asked.dialogue_variants(PROJECT, pair)
+    }
+    return {v: manifest(back, own) for v, own in ways.items()} if back else {}
 
 
 def headline_record(pair, name):
     """A record of the headline."""
-    return record(of_pair(pair)(config["headline"]), name)
+    return record(of_pair(pair)(PROJECT.headline(pair)), name)
+
+
+def headline_head(pair):
+    """How many first tokens the target reads itself with the headline."""
+    return PROJECT.variant(PROJECT.headline(pair))["native_head"]
 
 
 def every(outputs):
@@ -89,7 +97,7 @@ for pair in config.get("coqa", {}).get("pairs", []):
             **cards_of(pair),
             corpus=corpus_file(config["perplexity"]["corpus"]),
             mappers=[manifest(pair, v) for v in asked.dialogue_variants(PROJECT, pair)],
-            back=mappers_back(pair),
+            back=list(mappers_back(pair).values()),
             code=code(*MEASURE_CODE, *COQA_CODE),
         output:
             every(dialogue_outputs(pair)),
@@ -108,7 +116,8 @@ for pair in config.get("coqa", {}).get("pairs", []):
             rows=EVALUATION["rows"],
             pair=pair,
             records=dialogue_outputs(pair),
-            heads=native_heads(asked.dialogue_variants(PROJECT, pair)),
+            heads=native_heads(pair, asked.dialogue_variants(PROJECT, pair)),
+            back=list(mappers_back(pair)),
         script:
             "../scripts/coqa_pair.py"
 
@@ -146,7 +155,7 @@ for pair in config["pairs"] if "diagnostics" in config else []:
             rows=EVALUATION["rows"],
             pair=pair,
             records=diagnosed_outputs(pair),
-            heads=native_heads(asked.diagnosed_variants(PROJECT, pair)),
+            heads=native_heads(pair, asked.diagnosed_variants(PROJECT, pair)),
         script:
             "../scripts/diagnose.py"
 
@@ -159,7 +168,7 @@ for pairs in asked.timed_together(PROJECT):
         input:
             sources=[card(PROJECT.pair(pair)["source"]) for pair in pairs],
             targets=[card(PROJECT.pair(pair)["target"]) for pair in pairs],
-            mappers=[manifest(pair, config["headline"]) for pair in pairs],
+            mappers=[manifest(pair, PROJECT.headline(pair)) for pair in pairs],
             code=code(*MEASURE_CODE, "evaluate/latency"),
         output:
             [headline_record(pair, LATENCY) for pair in pairs],
@@ -176,8 +185,8 @@ for pairs in asked.timed_together(PROJECT):
         params:
             project=MEASURED,
             pairs=pairs,
-            variant=config["headline"],
-            heads=native_heads([config["headline"]]),
+            headlines={pair: PROJECT.headline(pair) for pair in pairs},
+            heads={pair: headline_head(pair) for pair in pairs},
         script:
             "../scripts/latency.py"
 
@@ -190,7 +199,7 @@ for pair in config.get("native_tokens", {}).get("pairs", []):
         input:
             **cards_of(pair),
             corpus=corpus_file(config["perplexity"]["corpus"]),
-            mapper=manifest(pair, config["headline"]),
+            mapper=manifest(pair, PROJECT.headline(pair)),
             code=code(*MEASURE_CODE, "evaluate/native_tokens", "evaluate/latency"),
         output:
             [
@@ -210,7 +219,7 @@ for pair in config.get("native_tokens", {}).get("pairs", []):
         params:
             project=MEASURED,
             pair=pair,
-            variant=config["headline"],
-            heads=native_heads([config["headline"]]),
+            variant=PROJECT.headline(pair),
+            head=headline_head(pair),
         script:
             "../scripts/native_tokens.py"

@@ -14,10 +14,8 @@ with job(f"coqa {given.pair}", snakemake.log[0], snakemake.threads):
         load_model(Path(card).parent, compute["device"], compute["dtype"])
         for card in (snakemake.input.source, snakemake.input.target)
     )
-    forth, back = (
-        {Path(path).parent.name: Path(path).parent for path in paths}
-        for paths in (snakemake.input.mappers, snakemake.input.get("back", []))
-    )
+    forth = {Path(path).parent.name: Path(path).parent for path in snakemake.input.mappers}
+    back = {name: Path(path).parent for name, path in zip(given.back, snakemake.input.get("back", []), strict=True)}
     records = {variant: {name: Path(path) for name, path in own.items()} for variant, own in given.records.items()}
     setting = make_setting(given.project, given.rows, Path(snakemake.input.corpus), target)
     run_pair(setting, source, given.pair, given.project["coqa"], records, forth, back, given.heads)

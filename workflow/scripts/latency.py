@@ -16,12 +16,12 @@ with job(f"latency {' '.join(given.pairs)}", snakemake.log[0], snakemake.threads
     mappers = [
         Mapped(
             pair,
-            given.variant,
+            given.headlines[pair],
             models[Path(source).parent],
             models[Path(target).parent],
             Path(manifest).parent,
             {LATENCY: Path(output)},
-            given.heads[given.variant],
+            given.heads[pair],
         )
         for pair, source, target, manifest, output in zip(
             given.pairs, paths.sources, paths.targets, paths.mappers, snakemake.output, strict=True

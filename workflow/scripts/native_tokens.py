@@ -15,7 +15,6 @@ with job(f"native tokens {given.pair}", snakemake.log[0], snakemake.threads):
         load_model(Path(card).parent, compute["device"], compute["dtype"]) for card in (paths.source, paths.target)
     )
     outputs = {Path(path).stem: Path(path) for path in snakemake.output}
-    head = given.heads[given.variant]
-    mapped = Mapped(given.pair, given.variant, source, target, Path(paths.mapper).parent, outputs, head)
+    mapped = Mapped(given.pair, given.variant, source, target, Path(paths.mapper).parent, outputs, given.head)
     setting = make_setting(given.project, None, Path(paths.corpus), target)
     run_native_tokens(setting, [mapped])

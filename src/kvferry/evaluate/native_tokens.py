@@ -141,7 +141,8 @@ def _measure(setting: Setting, due: Sequence[tuple[Mapped, Contestant]]) -> None
             for name, system in same.items()
             for item in found[system][NEXT_TOKEN_KL]
         ]
-        told, origin = facts | {"items_total": len(items)}, {"origin": how["corpus"]}
+        told = facts | {"items_total": len(items)}
+        origin = {"origin": how["corpus"], "tokens_sha256": setting.chunks_id}
         seconds = watch.seconds() / len(due)
         outcome = Outcome(NATIVE_TOKENS, METRICS[NEXT_TOKEN_KL], items, seconds, told, origin, how["seed"])
         keep(who, setting, record_of(who, setting, outcome))

@@ -10,8 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from kvferry.evaluate.clock import device_name
 from kvferry.evaluate.tasks import Questions
 from kvferry.files import fingerprint
 from kvferry.kv.prefill import Memory
@@ -85,6 +87,8 @@ class Setting:
         facts = {
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": model.device.type,
+            "device_name": device_name(model.device),
+            "threads": torch.get_num_threads(),
             "hold_back": self.evaluation["hold_back"],
             "batch_tokens": self.evaluation["batch_tokens"],
         }
