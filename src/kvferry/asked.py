@@ -141,7 +141,7 @@ def limits_of(project: Project, pair: str, variant: str) -> Limits:
 def timed_variants(project: Project, pair: str) -> list[str]:
     """Variants whose time is shown: those of the sweep `improved`, and the headline that they are compared with."""
     sweep = sweeps_of(project, pair).get("improved")
-    return [project.config["headline"], *sweep["variants"]] if sweep else []
+    return [project.headline(pair), *sweep["variants"]] if sweep else []
 
 
 def _jobs(project: Project, asked: dict[str, Limits], most: int, timed: Collection[str] = ()) -> dict[str, Job]:
