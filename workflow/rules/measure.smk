@@ -35,6 +35,13 @@ def mappers_back(pair):
     return [manifest(back, variant) for variant in variants] if back else []
 
 
+def both_ways(pair):
+    """Recipes of all mappers of a pair's conversations, those back too."""
+    return recipes(asked.dialogue_variants(PROJECT, pair)) * (
+        2 if mappers_back(pair) else 1
+    )
+
+
 def headline_record(pair, name):
     """A record of the headline."""
     return record(of_pair(pair)(config["headline"]), name)
@@ -69,7 +76,7 @@ for model in asked.dialogue_models(PROJECT):
             ENVIRONMENT
         threads: config["compute"]["threads"]
         resources:
-            mem_mb=3500,
+            mem_mb=needing(memory.conversations_mb(PROJECT, {DEVICE: model}, [])),
             gpu=GPU,
         params:
             project=MEASURED,
@@ -101,8 +108,10 @@ for pair in config.get("coqa", {}).get("pairs", []):
             ENVIRONMENT
         threads: config["compute"]["threads"]
         resources:
-            mem_mb=3500,
-            gpu=GPU,
+            mem_mb=needing(
+                memory.conversations_mb(PROJECT, models_of(pair), both_ways(pair))
+            ),
+            gpu=PAIR_GPU,
         params:
             project=MEASURED,
             rows=EVALUATION["rows"],
@@ -139,8 +148,15 @@ for pair in config["pairs"] if "diagnostics" in config else []:
             ENVIRONMENT
         threads: config["compute"]["threads"]
         resources:
-            mem_mb=3500,
-            gpu=GPU,
+            mem_mb=needing(
+                memory.texts_mb(
+                    PROJECT,
+                    models_of(pair),
+                    recipes(asked.diagnosed_variants(PROJECT, pair)),
+                    config["calibration"]["length"],
+                )
+            ),
+            gpu=PAIR_GPU,
         params:
             project=MEASURED,
             rows=EVALUATION["rows"],
@@ -171,8 +187,14 @@ for pairs in asked.timed_together(PROJECT):
             ENVIRONMENT
         threads: config["latency"]["threads"]
         resources:
-            mem_mb=3500,
-            gpu=GPU,
+            mem_mb=needing(
+                memory.latency_mb(
+                    PROJECT,
+                    models_of(pairs[0]),
+                    recipes([config["headline"]] * len(pairs)),
+                )
+            ),
+            gpu=PAIR_GPU,
         params:
             project=MEASURED,
             pairs=pairs,
@@ -205,8 +227,12 @@ for pair in config.get("native_tokens", {}).get("pairs", []):
             ENVIRONMENT
         threads: config["compute"]["threads"]
         resources:
-            mem_mb=3500,
-            gpu=GPU,
+            mem_mb=needing(
+                memory.native_tokens_mb(
+                    PROJECT, models_of(pair), recipes([config["headline"]])
+                )
+            ),
+            gpu=PAIR_GPU,
         params:
             project=MEASURED,
             pair=pair,
