@@ -89,7 +89,7 @@ class Case:
             "whole": plain,
             "local": replace(plain, mapper=some_mapper(target, local=True)),
             "random": replace(plain, mapper=random_like(whole, 1)),
-            "zero": replace(plain, mapper=ZeroCache(5, 2, 8)),
+            "zero": replace(plain, mapper=ZeroCache(5, 2, 8), native_head=0),
             "wrong": WrongDocument(plain, tokens(1, 40, 9)[0]),
             "self": Handoff(target, target, Passthrough(), memory=plain.memory),
         }
