@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 from kvferry.config import Geometry, Project, load_project, read_yaml
 from kvferry.errors import KvferryError
 from kvferry.fit.budget import MB, Choice, Sums, choice_of, fits_full, rows_in
+from kvferry.memory import SIZE_OF
 from kvferry.report.paper import Paper
-from kvferry.sweeps import same
-from kvferry.work import calibration_on, fit_jobs, main_rows, moments_of, rows_of, variants_of
+from kvferry.sums import apart_sums, layers_read, left_out, whole_sums
+from kvferry.work import calibration_on, variants_of
 
 GIB, TERA, GIGA = 2**30, 1e12, 1e9
-SIZE_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 KINDS = 2
 PAPER_CALIBRATION = {"corpus": "fineweb-edu", "sequences": 500, "held_out": 0, "length": 1024, "stride": 4}
 PAPER_RUN = {
@@ -136,15 +136,8 @@ def _planned(project: Project, pair: str) -> list[str]:
     source = project.geometry(project.pair(pair)["source"])
     names = variants_of(project, pair)
     closed = [name for name in names if project.variant(name)["method"] != "mlp"]
-    largest = max(closed, key=lambda name: _layers_read(project.recipe(pair, name), source), default=names[0])
+    largest = max(closed, key=lambda name: layers_read(project.recipe(pair, name), source), default=names[0])
     return list(dict.fromkeys([project.headline(pair), largest]))
-
-
-def _layers_read(recipe: dict[str, Any], source: Geometry | None) -> float:
-    """k as a number; "all" is more than any number where the source's layers are not known."""
-    if recipe["k"] != "all":
-        return int(recipe["k"])
-    return source.layers if source else math.inf
 
 
 def _outcome(project: Project, pair: str, variant: str) -> Outcome:
@@ -160,41 +153,20 @@ def _outcome(project: Project, pair: str, variant: str) -> Outcome:
         return Unplanned(pair, variant, "method mlp is trained, not solved; only closed-form recipes are planned")
     calibration = calibration_on(project, recipe["corpus"])
     dtype, budget = project.config["compute"]["dtype"], project.config["fit"]["memory_mb"] * MB
-    sums = _whole(project, pair, recipe, source, target), _apart(project, pair, recipe, source, target)
+    own = project, pair, recipe, source, target
+    sums = whole_sums(*own), apart_sums(*own)
     return plan(Wish(pair, entry["paper"], variant, source, target, recipe, calibration, dtype, *sums, budget))
-
-
-def _whole(project: Project, pair: str, recipe: dict[str, Any], source: Geometry, target: Geometry) -> Sums | None:
-    """The moments of the pair, if they are of the recipe's rows."""
-    if rows_of(recipe) != main_rows(project):
-        return None
-    how = moments_of(project, pair)
-    k, kinds = int(_layers_read(how, source)), 2 + how["coupled"]
-    return Sums.over(source, target, k, how["sequences"], project.config["calibration"], kinds, how["early"])
-
-
-def _apart(project: Project, pair: str, recipe: dict[str, Any], source: Geometry, target: Geometry) -> Sums:
-    """What is summed for the recipe and those that share its systems, for the one that reads most source layers."""
-    job = (project.recipe(pair, name) for name in fit_jobs(project, pair)[rows_of(recipe)])
-    k = max(int(_layers_read(own, source)) for own in job if _way(own) == _way(recipe))
-    return Sums.over(source, target, k, recipe["sequences"], project.config["calibration"])
-
-
-def _way(recipe: dict[str, Any]) -> tuple[Any, ...]:
-    """What is equal for recipes of one job that share systems: how rows weigh, and whether keys keep their rotation."""
-    weights = [same(recipe).get(key) for key in ("row_weights", "sink_positions", "sink_weight")]
-    return (*weights, _left_out(recipe), recipe["rope"] == "coupled")
 
 
 def plan(wish: Wish) -> Plan:
     """Work out what one recipe needs."""
     source, target, recipe = wish.source, wish.target, wish.recipe
-    k = int(_layers_read(recipe, source))
+    k = int(layers_read(recipe, source))
     local = recipe["support"] == "same_head"
     features = k * source.head_dim * (1 if local else source.kv_heads)
     parameters = KINDS * target.layers * target.kv_heads * features * target.head_dim
-    left_out = rows_in(recipe["sequences"], wish.calibration, _left_out(recipe))
-    rows = rows_in(recipe["sequences"], wish.calibration) - left_out
+    dropped = rows_in(recipe["sequences"], wish.calibration, left_out(recipe))
+    rows = rows_in(recipe["sequences"], wish.calibration) - dropped
     dumped = rows_in(wish.calibration["sequences"] + wish.calibration["held_out"], wish.calibration)
     moments, flops, note = _moments(wish)
     return Plan(
@@ -204,8 +176,8 @@ def plan(wish: Wish) -> Plan:
         source_layers=source.layers,
         rows=rows,
         features=features,
-        source_dump_bytes=dumped * _token_bytes(source, wish.dtype),
-        target_dump_bytes=dumped * _token_bytes(target, wish.dtype),
+        source_dump_bytes=dumped * source.token_bytes(SIZE_OF[wish.dtype]),
+        target_dump_bytes=dumped * target.token_bytes(SIZE_OF[wish.dtype]),
         moments=moments,
         moments_flops=flops,
         solve_flops=_solve_flops(target, features, target.kv_heads if local else 1),
@@ -215,16 +187,6 @@ def plan(wish: Wish) -> Plan:
         note=note,
         **_paper_size(None if local else wish.paper, k),
     )
-
-
-def _left_out(recipe: dict[str, Any]) -> int:
-    """First positions of a sequence that the fit leaves out."""
-    return recipe["native_head"] if recipe["head_rows"] == "left_out" else 0
-
-
-def _token_bytes(geometry: Geometry, dtype: str) -> int:
-    """Bytes of a token's keys and values in all layers."""
-    return KINDS * geometry.layers * geometry.kv_heads * geometry.head_dim * SIZE_OF[dtype]
 
 
 def _moments(wish: Wish) -> tuple[Choice | None, int | None, str | None]:

@@ -76,6 +76,8 @@ BOTH, BENCHMARK, CHUNKS = {"winogrande", PERPLEXITY}, {"winogrande"}, {PERPLEXIT
         ({"evaluation": {"seed": 2}}, BOTH),
         ({"evaluation": {"something_new": 1}}, BOTH),
         ({"compute": {"dtype": "bfloat16"}}, BOTH),
+        ({"compute": {"source_device": "cuda"}}, BOTH),
+        ({"compute": {"source_device": "cpu"}}, set()),
         ({"weights": "other"}, BOTH),
         ({"rows": "other"}, BENCHMARK),
         ({"perplexity": {"prefix": 11}}, CHUNKS),

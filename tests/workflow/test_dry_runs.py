@@ -1,5 +1,6 @@
 """The workflow as a user meets it, without running a job: every config resolves, and a wrong one stops with one sentence."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,28 @@ def outputs(said: str) -> set[str]:
     """Every file that a dry run says it would write."""
     lines = [line.split(":", 1)[1] for line in said.splitlines() if line.strip().startswith("output:")]
     return {path.strip() for line in lines for path in line.split(",")}
+
+
+def test_jobs_ask_for_the_gpus_and_the_memory_of_their_models(tmp_path):
+    config = yaml.safe_load((ROOT / "config" / "small.yaml").read_text())
+    config["compute"] |= {"source_device": "cuda:2", "target_device": ["cuda:0", "cuda:1"]}
+    file = tmp_path / "apart.yaml"
+    file.write_text(yaml.safe_dump(config))
+    asked = {}
+    for name, resources in re.findall(
+        r"^rule (\S+):.*?^ +resources: (.*?)$", dry_run(file).stdout, re.DOTALL | re.MULTILINE
+    ):
+        numbers = dict(re.findall(r"(mem_mb|gpu)=(\d+)", resources))
+        if len(numbers) == 2:
+            asked.setdefault(name, []).append((int(numbers["mem_mb"]), int(numbers["gpu"])))
+    gpus = {name: {count for _, count in own} for name, own in asked.items()}
+    assert gpus["dump"] == gpus["evaluate_model_qwen3_8b_0"] == gpus["fit_qwen3_4b_to_8b_fineweb_edu_500"] == {1}
+    assert gpus["evaluate_pair_qwen3_4b_to_8b_0"] == gpus["latency_qwen3_4b_to_8b"] == {3}
+    weights = {"0_6b": 1200, "1_7b": 3400, "4b": 8000, "8b": 16400}
+    for model, needed in weights.items():
+        ((memory, _),) = asked[f"evaluate_model_qwen3_{model}_0"]
+        assert max(needed, 1999) < memory < max(needed, 1999) + 1000
+    assert sorted(memory for memory, _ in asked["dump"])[-1] > weights["8b"]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 try:
-    from kvferry import asked, work
+    from kvferry import asked, memory, work
     from kvferry.config import load_project, read_yaml
     from kvferry.crosscheck import ROWS_WHEEL
+    from kvferry.devices import DEVICE, SOURCE, TARGET, first_of, gpus_of
     from kvferry.errors import KvferryError
     from kvferry.records import COQA, IDENTITY, LATENCY, NATIVE
     from kvferry.records import NATIVE_TOKENS, NATIVE_TOKENS_TIME, ZERO_CACHE
@@ -40,10 +41,11 @@ RESULTS = Path(config["results"])
 FIGURES = Path(config["figures"])
 WHEELS = Path(config["wheels"])
 LOGS, TIMINGS = (Path(name, *RESULTS.parts[1:]) for name in ("logs", "benchmarks"))
-# One GPU a job, where the config has jobs run on one; profiles cap how many are used at a time.
-GPU = int(config["compute"]["device"].startswith("cuda"))
-MOMENTS_MB = config["fit"]["memory_mb"] + 500
-COMPUTE = {key: config["compute"][key] for key in ("device", "dtype")}
+COMPUTE = {key: value for key, value in config["compute"].items() if key != "threads"}
+FIT_DEVICE = first_of(COMPUTE)
+# GPUs of a job with one model, with both models of a pair, and with none; profiles cap how many are used at a time.
+GPU, PAIR_GPU = gpus_of(COMPUTE, [DEVICE]), gpus_of(COMPUTE, [SOURCE, TARGET])
+FIT_GPU = int(FIT_DEVICE != "cpu")
 ENVIRONMENT = "../../envs/kvferry.yaml"
 CONSTRAINTS = BASE / "envs" / "constraints.txt"
 MODELS = PROJECT.models_of_run()
@@ -95,6 +97,25 @@ def corpus_file(name):
 
 def dump_of(model, corpus=config["calibration"]["corpus"]):
     return RESULTS / "kv" / model / corpus / "index.json"
+
+
+def needing(estimate):
+    """The memory of a job in MB, or a function that gives it, as a resource: more of it at every attempt."""
+    return lambda wildcards, attempt: memory.at_attempt(
+        estimate(wildcards) if callable(estimate) else estimate, attempt
+    )
+
+
+def models_of(pair):
+    """Both models of a pair by role."""
+    return {
+        role: PROJECT.pair(pair)[name]
+        for role, name in ((SOURCE, "source"), (TARGET, "target"))
+    }
+
+
+def recipes(pair, variants):
+    return [PROJECT.recipe(pair, name) for name in variants]
 
 
 def side(role):

@@ -82,12 +82,12 @@ for model in asked.identity_models(PROJECT):
             ENVIRONMENT
         threads: config["compute"]["threads"]
         resources:
-            mem_mb=MOMENTS_MB,
-            gpu=GPU,
+            mem_mb=needing(memory.identity_mb(PROJECT, model)),
+            gpu=FIT_GPU,
         params:
             recipe=asked.identity_recipe(PROJECT, model),
             memory_mb=config["fit"]["memory_mb"],
-            device=COMPUTE["device"],
+            device=FIT_DEVICE,
         script:
             "../scripts/identity.py"
 
@@ -114,7 +114,11 @@ for model in MODELS:
                 ENVIRONMENT
             threads: config["compute"]["threads"]
             resources:
-                mem_mb=3500,
+                mem_mb=needing(
+                    memory.evaluation_mb(
+                        PROJECT, {DEVICE: model}, [], job.limits.values()
+                    )
+                ),
                 gpu=GPU,
             params:
                 **EVALUATION,
@@ -147,8 +151,15 @@ for pair in config["pairs"]:
                 ENVIRONMENT
             threads: config["compute"]["threads"]
             resources:
-                mem_mb=3500,
-                gpu=GPU,
+                mem_mb=needing(
+                    memory.evaluation_mb(
+                        PROJECT,
+                        models_of(pair),
+                        recipes(pair, mapped_by(pair, job)),
+                        job.limits.values(),
+                    )
+                ),
+                gpu=PAIR_GPU,
             params:
                 **EVALUATION,
                 pair=pair,

@@ -38,6 +38,13 @@ def mappers_back(pair):
     return {v: manifest(back, own) for v, own in ways.items()} if back else {}
 
 
+def both_ways(pair):
+    """Recipes of all mappers of a pair's conversations, those back too."""
+    return recipes(pair, asked.dialogue_variants(PROJECT, pair)) * (
+        2 if mappers_back(pair) else 1
+    )
+
+
 def headline_record(pair, name):
     """A record of the headline."""
     return record(of_pair(pair)(PROJECT.headline(pair)), name)
@@ -77,7 +84,7 @@ for model in asked.dialogue_models(PROJECT):
             ENVIRONMENT
         threads: config["compute"]["threads"]
         resources:
-            mem_mb=3500,
+            mem_mb=needing(memory.conversations_mb(PROJECT, {DEVICE: model}, [])),
             gpu=GPU,
         params:
             project=MEASURED,
@@ -109,8 +116,10 @@ for pair in config.get("coqa", {}).get("pairs", []):
             ENVIRONMENT
         threads: config["compute"]["threads"]
         resources:
-            mem_mb=3500,
-            gpu=GPU,
+            mem_mb=needing(
+                memory.conversations_mb(PROJECT, models_of(pair), both_ways(pair))
+            ),
+            gpu=PAIR_GPU,
         params:
             project=MEASURED,
             rows=EVALUATION["rows"],
@@ -148,8 +157,15 @@ for pair in config["pairs"] if "diagnostics" in config else []:
             ENVIRONMENT
         threads: config["compute"]["threads"]
         resources:
-            mem_mb=3500,
-            gpu=GPU,
+            mem_mb=needing(
+                memory.texts_mb(
+                    PROJECT,
+                    models_of(pair),
+                    recipes(pair, asked.diagnosed_variants(PROJECT, pair)),
+                    config["calibration"]["length"],
+                )
+            ),
+            gpu=PAIR_GPU,
         params:
             project=MEASURED,
             rows=EVALUATION["rows"],
@@ -180,8 +196,14 @@ for pairs in asked.timed_together(PROJECT):
             ENVIRONMENT
         threads: config["latency"]["threads"]
         resources:
-            mem_mb=3500,
-            gpu=GPU,
+            mem_mb=needing(
+                memory.latency_mb(
+                    PROJECT,
+                    models_of(pairs[0]),
+                    [PROJECT.recipe(pair, PROJECT.headline(pair)) for pair in pairs],
+                )
+            ),
+            gpu=PAIR_GPU,
         params:
             project=MEASURED,
             pairs=pairs,
@@ -214,8 +236,12 @@ for pair in config.get("native_tokens", {}).get("pairs", []):
             ENVIRONMENT
         threads: config["compute"]["threads"]
         resources:
-            mem_mb=3500,
-            gpu=GPU,
+            mem_mb=needing(
+                memory.native_tokens_mb(
+                    PROJECT, models_of(pair), recipes(pair, [PROJECT.headline(pair)])
+                )
+            ),
+            gpu=PAIR_GPU,
         params:
             project=MEASURED,
             pair=pair,

