@@ -42,6 +42,8 @@ LOGS, TIMINGS = (Path(name, *RESULTS.parts[1:]) for name in ("logs", "benchmarks
 # One GPU a job, where the config has jobs run on one; profiles cap how many are used at a time.
 GPU = int(config["compute"]["device"].startswith("cuda"))
 MOMENTS_MB = config["fit"]["memory_mb"] + 500
+# Minutes that a job of a stage may take on a cluster. Stages that take most go on where a job was stopped.
+MINUTES = {"prepare": 60, "dump": 240, "fit": 480, "evaluate": 480, "report": 60}
 COMPUTE = {key: config["compute"][key] for key in ("device", "dtype")}
 ENVIRONMENT = "../../envs/kvferry.yaml"
 CONSTRAINTS = BASE / "envs" / "constraints.txt"
@@ -161,6 +163,11 @@ def native_heads(systems):
         )
         for system in systems
     }
+
+
+def minutes(stage):
+    """The time that a cluster is asked for: MINUTES at the first try, as much again at each further one."""
+    return lambda wildcards, attempt: attempt * MINUTES[stage]
 
 
 def rule_name(*parts):

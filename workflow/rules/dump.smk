@@ -21,6 +21,7 @@ rule dump:
     resources:
         mem_mb=2500,
         gpu=GPU,
+        runtime=minutes("dump"),
     params:
         calibration=lambda wildcards: work.calibration_on(PROJECT, wildcards.corpus),
         row_weights=lambda wildcards: work.weighs_attention(

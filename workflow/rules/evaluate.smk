@@ -84,6 +84,7 @@ for model in asked.identity_models(PROJECT):
         resources:
             mem_mb=MOMENTS_MB,
             gpu=GPU,
+            runtime=minutes("fit"),
         params:
             recipe=asked.identity_recipe(PROJECT),
             memory_mb=config["fit"]["memory_mb"],
@@ -116,6 +117,7 @@ for model in MODELS:
             resources:
                 mem_mb=3500,
                 gpu=GPU,
+                runtime=minutes("evaluate"),
             params:
                 **EVALUATION,
                 model=model,
@@ -149,6 +151,7 @@ for pair in config["pairs"]:
             resources:
                 mem_mb=3500,
                 gpu=GPU,
+                runtime=minutes("evaluate"),
             params:
                 **EVALUATION,
                 pair=pair,
@@ -171,6 +174,7 @@ for place, name, count in all_sharded():
             record(place, name),
         log:
             LOGS / f"evaluate/{place}/merge-{name}.log",
+        localrule: True
         conda:
             ENVIRONMENT
         script:

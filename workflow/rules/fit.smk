@@ -36,6 +36,7 @@ for pair in config["pairs"]:
             resources:
                 mem_mb=MOMENTS_MB,
                 gpu=GPU,
+                runtime=minutes("fit"),
             params:
                 how={
                     "pair": pair,

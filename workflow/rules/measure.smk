@@ -71,6 +71,7 @@ for model in asked.dialogue_models(PROJECT):
         resources:
             mem_mb=3500,
             gpu=GPU,
+            runtime=minutes("evaluate"),
         params:
             project=MEASURED,
             rows=EVALUATION["rows"],
@@ -103,6 +104,7 @@ for pair in config.get("coqa", {}).get("pairs", []):
         resources:
             mem_mb=3500,
             gpu=GPU,
+            runtime=minutes("evaluate"),
         params:
             project=MEASURED,
             rows=EVALUATION["rows"],
@@ -141,6 +143,7 @@ for pair in config["pairs"] if "diagnostics" in config else []:
         resources:
             mem_mb=3500,
             gpu=GPU,
+            runtime=minutes("evaluate"),
         params:
             project=MEASURED,
             rows=EVALUATION["rows"],
@@ -173,6 +176,7 @@ for pairs in asked.timed_together(PROJECT):
         resources:
             mem_mb=3500,
             gpu=GPU,
+            runtime=minutes("evaluate"),
         params:
             project=MEASURED,
             pairs=pairs,
@@ -207,6 +211,7 @@ for pair in config.get("native_tokens", {}).get("pairs", []):
         resources:
             mem_mb=3500,
             gpu=GPU,
+            runtime=minutes("evaluate"),
         params:
             project=MEASURED,
             pair=pair,

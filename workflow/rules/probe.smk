@@ -23,6 +23,7 @@ rule moments:
     resources:
         mem_mb=MOMENTS_MB,
         gpu=GPU,
+        runtime=minutes("fit"),
     params:
         how=lambda wildcards: work.moments_of(PROJECT, wildcards.pair),
         device=COMPUTE["device"],
@@ -47,6 +48,7 @@ rule probe:
     threads: config["compute"]["threads"]
     resources:
         mem_mb=2500,
+        runtime=minutes("fit"),
     script:
         "../scripts/probe.py"
 
@@ -66,6 +68,7 @@ rule greedy:
     threads: config["compute"]["threads"]
     resources:
         mem_mb=MOMENTS_MB,
+        runtime=minutes("fit"),
     params:
         how=config.get("greedy"),
     script:
