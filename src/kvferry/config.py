@@ -55,6 +55,17 @@ class Project:
             return _less_layers(self.geometry(entry["base"]), entry["remove"])
         return Geometry(**entry["geometry"]) if "geometry" in entry else None
 
+    def parameters(self, model: str) -> float | None:
+        """About how many weights a model has, None where nothing says so; a pruned one has no more than its base."""
+        entry = _named(self.models, model, "model")
+        if "parameters" in entry:
+            return entry["parameters"] * 1e9
+        if entry["kind"] == "local":
+            size = sum(file.stat().st_size for file in (self.root / entry["path"]).glob("*.safetensors"))
+            # of two bytes each or more
+            return size / 2 or None
+        return self.parameters(entry["base"]) if entry["kind"] == "pruned" else None
+
     def pair(self, name: str) -> dict[str, Any]:
         """The entry of a pair: source, target, paper. Raises KvferryError if it is unknown."""
         return _named(self.pairs, name, "pair")
