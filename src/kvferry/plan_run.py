@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GIB, PETA, HOUR = 2**30, 1e15, 3600
 KINDS = 2
-SIZE_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
+FLOAT32, BFLOAT16 = 4, 2
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def plan_run(project: Project, plans: Mapping[str, Sequence[Plan]]) -> list[Stag
     trained = sum(_training_flops(project.variant(name), count, project) for (_, name), count in mlps.items())
     return [
         Stage("prepare", jobs.prepared(project), disk=_models_bytes(project, known) if passes else None),
-        Stage("dump", len(jobs.dumps(project)), passes.dumps() if passes else None, disk=_dumps_bytes(project)),
-        Stage("fit", jobs.fits(project), fit=solved + trained, disk=kept + SIZE_OF["float32"] * sum(mlps.values())),
+        Stage("dump", len(jobs.dumps(project)), passes.dumps() if passes else None, disk=_dumps_bytes(project, plans)),
+        Stage("fit", jobs.fits(project), fit=solved + trained, disk=kept + FLOAT32 * sum(mlps.values())),
         Stage("evaluate", jobs.evaluations(project), passes.evaluation() if passes else None),
         Stage("measure", jobs.measures(project), passes.measures() if passes else None),
         Stage("report", jobs.reports(project)),
@@ -96,22 +96,18 @@ def plan_run(project: Project, plans: Mapping[str, Sequence[Plan]]) -> list[Stag
 
 def _models_bytes(project: Project, weights: Mapping[str, float]) -> float:
     """Models of the hub in bfloat16, where the hub's cache lies; those that are made here in float32."""
-    size = {"hub": 2, "wheel": 4, "pruned": 4, "local": 0}
+    size = {"hub": BFLOAT16, "wheel": FLOAT32, "pruned": FLOAT32, "local": 0}
     return sum(count * size[project.models[model]["kind"]] for model, count in weights.items())
 
 
-def _dumps_bytes(project: Project) -> float | None:
-    """Keys and values of the kept rows of all dumps, if all geometries are known."""
-    total = 0
-    for model, corpus in jobs.dumps(project):
-        shape, how = project.geometry(model), calibration_on(project, corpus)
-        if shape is None:
-            return None
-        numbers = KINDS * shape.layers * shape.kv_heads * shape.head_dim
-        total += (
-            rows_in(how["sequences"] + how["held_out"], how) * numbers * SIZE_OF[project.config["compute"]["dtype"]]
-        )
-    return total
+def _dumps_bytes(project: Project, plans: Mapping[str, Sequence[Plan]]) -> float | None:
+    """Keys and values of all dumps, if every one is some plan's."""
+    found = {}
+    for plan in (plan for own in plans.values() for plan in own):
+        entry, corpus = project.pair(plan.pair), project.variant(plan.variant)["corpus"]
+        found[entry["source"], corpus] = plan.source_dump_bytes
+        found[entry["target"], corpus] = plan.target_dump_bytes
+    return sum(found.values()) if found.keys() == set(jobs.dumps(project)) else None
 
 
 def _fit_flops(plans: Sequence[Plan]) -> float:

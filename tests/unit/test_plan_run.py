@@ -103,6 +103,13 @@ def test_models_and_dumps_on_disk():
     assert stages["dump"].disk == plans[PAIR][0].source_dump_bytes + plans[PAIR][0].target_dump_bytes
 
 
+def test_each_corpus_is_dumped_once_a_model():
+    other = CONFIG["variants"]["first"] | {"corpus": "wikipedia", "sequences": 4}
+    stages, _ = stages_of(project_of(variants=CONFIG["variants"] | {"other": other}))
+    assert stages["dump"].jobs == 4
+    assert stages["dump"].disk == stages_of(project_of())[0]["dump"].disk * (1 + (4 + 2) / (10 + 2))
+
+
 def test_a_model_of_unknown_size_leaves_hours_open():
     known = project_of()
     models = known.models | {TARGET: {key: value for key, value in known.models[TARGET].items() if key != "parameters"}}
