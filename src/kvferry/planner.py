@@ -1,25 +1,27 @@
 """What a run will need, before it is run: rows, disk, memory, arithmetic and mapper sizes of every pair of a config.
 
-`python -m kvferry.planner [CONFIG] [--paper]` prints it; `--paper` does so for the paper's pairs with its own k and calibration,
-beside the sizes that it prints (Table 12). From geometries alone: loads no model, and does not know how long a machine takes
-for the arithmetic. Moments are planned as the run sums them: once over all columns for every recipe that can be cut from them, or
-else once for all recipes that share systems. Solutions and mappers are those of a recipe alone.
+`python -m kvferry.planner [CONFIG] [--tflops N] [--fit-tflops N]` prints it, and what the run takes (plan_run); `--paper` prints
+it for the paper's pairs with its own k and calibration, beside the sizes that it prints (Table 12), without the run.
+From geometries alone: loads no model, and does not know how long a machine takes for the arithmetic. Moments are planned as the
+run sums them: once over all columns for every recipe that can be cut from them, or else once for all recipes that share systems.
+Solutions and mappers are those of a recipe alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvferry.columns import aligned, figure
 from kvferry.config import Geometry, Project, load_project, read_yaml
 from kvferry.errors import KvferryError
 from kvferry.fit.budget import MB, Choice, Sums, choice_of, fits_full, rows_in
 from kvferry.memory import SIZE_OF
+from kvferry.plan_run import ASSUMED, Rates, plan_run, written_run
 from kvferry.report.paper import Paper
 from kvferry.sums import apart_sums, layers_read, left_out, whole_sums
 from kvferry.work import calibration_on, variants_of
@@ -115,6 +117,12 @@ Outcome = Plan | Unplanned
 def plan_config(project: Project) -> list[Outcome]:
     """For every pair of the config: the headline, and the closed-form recipe that reads most source layers."""
     return [_outcome(project, pair, name) for pair in project.config["pairs"] for name in _planned(project, pair)]
+
+
+def plan_variants(project: Project, pair: str) -> list[Plan]:
+    """Every variant of a pair that can be planned."""
+    outcomes = [_outcome(project, pair, name) for name in variants_of(project, pair)]
+    return [outcome for outcome in outcomes if isinstance(outcome, Plan)]
 
 
 def plan_paper(project: Project) -> list[Outcome]:
@@ -229,10 +237,10 @@ def written(outcomes: Sequence[Outcome]) -> str:
 def _disk_table(plans: Sequence[Plan]) -> str:
     head = [["pair", "recipe", "source dump", "target dump"], ["", "", "GiB", "GiB"]]
     rows = [
-        [plan.pair, plan.variant, _figure(plan.source_dump_bytes, GIB), _figure(plan.target_dump_bytes, GIB)]
+        [plan.pair, plan.variant, figure(plan.source_dump_bytes, GIB), figure(plan.target_dump_bytes, GIB)]
         for plan in plans
     ]
-    return _aligned("Disk: keys and values of the calibration rows, held-out ones too", head, rows)
+    return aligned("Disk: keys and values of the calibration rows, held-out ones too", head, rows, names=2)
 
 
 def _fit_table(plans: Sequence[Plan]) -> str:
@@ -252,8 +260,11 @@ def _fit_table(plans: Sequence[Plan]) -> str:
         ]
         for plan in plans
     ]
-    return _aligned(
-        "Fit: moments summed full (one Gram of all source layers) or per layer (one a target layer)", head, rows
+    return aligned(
+        "Fit: moments summed full (one Gram of all source layers) or per layer (one a target layer)",
+        head,
+        rows,
+        names=2,
     )
 
 
@@ -263,11 +274,11 @@ def _k(plan: Plan) -> str:
 
 def _sums(plan: Plan) -> list[str]:
     """Cells: way, passes, memory, arithmetic of the moments and of the solutions."""
-    solutions = _figure(plan.solve_flops, TERA)
+    solutions = figure(plan.solve_flops, TERA)
     if plan.moments is None or plan.moments_flops is None:
         return ["too little memory", "–", "–", "–", solutions]
     way, passes = plan.moments.way.replace("_", " "), str(plan.moments.passes)
-    return [way, passes, _figure(plan.moments.bytes, GIB), _figure(plan.moments_flops, TERA), solutions]
+    return [way, passes, figure(plan.moments.bytes, GIB), figure(plan.moments_flops, TERA), solutions]
 
 
 def _mapper_table(plans: Sequence[Plan]) -> str:
@@ -279,49 +290,44 @@ def _mapper_table(plans: Sequence[Plan]) -> str:
         [
             plan.pair,
             plan.variant,
-            _figure(plan.parameters, GIGA),
-            _figure(plan.paper_parameters, GIGA),
-            _figure(plan.storage_bytes, GIB),
+            figure(plan.parameters, GIGA),
+            figure(plan.paper_parameters, GIGA),
+            figure(plan.storage_bytes, GIB),
             "–" if plan.paper_storage_gib is None else f"{plan.paper_storage_gib:.0f}",
-            _figure(plan.apply_flops, GIGA),
+            figure(plan.apply_flops, GIGA),
         ]
         for plan in plans
     ]
-    return _aligned("Mapper, biases aside", head, rows)
+    return aligned("Mapper, biases aside", head, rows, names=2)
 
 
-def _figure(value: float | None, unit: float) -> str:
-    """A positive value in its unit, to three significant digits and without an exponent."""
-    if value is None:
-        return "–"
-    return f"{value / unit:,.{max(0, 2 - math.floor(math.log10(value / unit)))}f}"
-
-
-def _aligned(title: str, head: list[list[str]], rows: list[list[str]]) -> str:
-    """A title and columns: the first two, which are names, to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*head, *rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if index < 2 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in (*head, *rows)
-    ]
-    return "\n".join([title, *lines])
+def written_config(project: Project, rates: Rates) -> str:
+    """The plans of a config's pairs, and what its whole run takes."""
+    plans = {pair: plan_variants(project, pair) for pair in project.config["pairs"]}
+    return "\n\n".join([written(plan_config(project)), written_run(plan_run(project, plans), rates)])
 
 
 def main(arguments: Sequence[str]) -> None:
     """Print the plan of a config; what is wrong is said in one sentence, with exit status 1."""
-    parser = argparse.ArgumentParser(prog="python -m kvferry.planner", description="What a run will need.")
-    parser.add_argument("config", nargs="?", help="default: config/config.yaml, or config/paper.yaml with --paper")
-    parser.add_argument("--paper", action="store_true", help="the paper's pairs, with its own k and calibration")
-    given = parser.parse_args(arguments)
+    given = _parser().parse_args(arguments)
     name = given.config or ("config/paper.yaml" if given.paper else "config/config.yaml")
     try:
         project = load_project(read_yaml(Path(name)), name, Path("workflow/schemas"))
-        print(written(plan_paper(project) if given.paper else plan_config(project)))
+        rates = Rates.of(project.config["compute"]["device"], given.tflops, given.fit_tflops)
+        print(written(plan_paper(project)) if given.paper else written_config(project, rates))
     except KvferryError as error:
         sys.exit(str(error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m kvferry.planner", description="What a run will need.")
+    parser.add_argument("config", nargs="?", help="default: config/config.yaml, or config/paper.yaml with --paper")
+    parser.add_argument("--paper", action="store_true", help="the paper's pairs, with its own k and calibration")
+    parser.add_argument(
+        "--tflops", type=float, help=f"TFLOP/s that a device does in forward passes; assumed of {ASSUMED}"
+    )
+    parser.add_argument("--fit-tflops", type=float, help="TFLOP/s that a device does in fits")
+    return parser
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ FIT_DEVICE = first_of(COMPUTE)
 # GPUs of a job with one model, with both models of a pair, and with none; profiles cap how many are used at a time.
 GPU, PAIR_GPU = gpus_of(COMPUTE, [DEVICE]), gpus_of(COMPUTE, [SOURCE, TARGET])
 FIT_GPU = int(FIT_DEVICE != "cpu")
+# Minutes that a job of a stage may take on a cluster. Stages that take most go on where a job was stopped.
+MINUTES = {"prepare": 60, "dump": 240, "fit": 480, "evaluate": 480, "report": 60}
 ENVIRONMENT = "../../envs/kvferry.yaml"
 CONSTRAINTS = BASE / "envs" / "constraints.txt"
 MODELS = PROJECT.models_of_run()
@@ -181,6 +183,11 @@ def native_heads(pair, systems):
         system: PROJECT.variant(variant)["native_head"] if variant else 0
         for system, variant in mappers_of(pair, systems).items()
     }
+
+
+def minutes(stage):
+    """The time that a cluster is asked for: MINUTES at the first try, as much again at each further one."""
+    return lambda wildcards, attempt: attempt * MINUTES[stage]
 
 
 def rule_name(*parts):

@@ -25,6 +25,7 @@ rule dump:
             )
         ),
         gpu=GPU,
+        runtime=minutes("dump"),
     params:
         calibration=lambda wildcards: work.calibration_on(PROJECT, wildcards.corpus),
         row_weights=lambda wildcards: work.weighs_attention(

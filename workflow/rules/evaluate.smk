@@ -84,6 +84,7 @@ for model in asked.identity_models(PROJECT):
         resources:
             mem_mb=needing(memory.identity_mb(PROJECT, model)),
             gpu=FIT_GPU,
+            runtime=minutes("fit"),
         params:
             recipe=asked.identity_recipe(PROJECT, model),
             memory_mb=config["fit"]["memory_mb"],
@@ -120,6 +121,7 @@ for model in MODELS:
                     )
                 ),
                 gpu=GPU,
+                runtime=minutes("evaluate"),
             params:
                 **EVALUATION,
                 model=model,
@@ -160,6 +162,7 @@ for pair in config["pairs"]:
                     )
                 ),
                 gpu=PAIR_GPU,
+                runtime=minutes("evaluate"),
             params:
                 **EVALUATION,
                 pair=pair,
@@ -182,6 +185,7 @@ for place, name, count in all_sharded():
             record(place, name),
         log:
             LOGS / f"evaluate/{place}/merge-{name}.log",
+        localrule: True
         conda:
             ENVIRONMENT
         script:

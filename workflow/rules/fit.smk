@@ -36,6 +36,7 @@ for pair in config["pairs"]:
             resources:
                 mem_mb=needing(memory.fit_mb(PROJECT, pair, rows)),
                 gpu=FIT_GPU,
+                runtime=minutes("fit"),
             params:
                 how={
                     "pair": pair,

@@ -86,6 +86,7 @@ for model in asked.dialogue_models(PROJECT):
         resources:
             mem_mb=needing(memory.conversations_mb(PROJECT, {DEVICE: model}, [])),
             gpu=GPU,
+            runtime=minutes("evaluate"),
         params:
             project=MEASURED,
             rows=EVALUATION["rows"],
@@ -120,6 +121,7 @@ for pair in config.get("coqa", {}).get("pairs", []):
                 memory.conversations_mb(PROJECT, models_of(pair), both_ways(pair))
             ),
             gpu=PAIR_GPU,
+            runtime=minutes("evaluate"),
         params:
             project=MEASURED,
             rows=EVALUATION["rows"],
@@ -166,6 +168,7 @@ for pair in config["pairs"] if "diagnostics" in config else []:
                 )
             ),
             gpu=PAIR_GPU,
+            runtime=minutes("evaluate"),
         params:
             project=MEASURED,
             rows=EVALUATION["rows"],
@@ -204,6 +207,7 @@ for pairs in asked.timed_together(PROJECT):
                 )
             ),
             gpu=PAIR_GPU,
+            runtime=minutes("evaluate"),
         params:
             project=MEASURED,
             pairs=pairs,
@@ -242,6 +246,7 @@ for pair in config.get("native_tokens", {}).get("pairs", []):
                 )
             ),
             gpu=PAIR_GPU,
+            runtime=minutes("evaluate"),
         params:
             project=MEASURED,
             pair=pair,

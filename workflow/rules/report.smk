@@ -28,6 +28,8 @@ rule tables:
         LOGS / "report/tables.log",
     conda:
         ENVIRONMENT
+    resources:
+        runtime=minutes("report"),
     params:
         **RESULT_PARAMS,
         tables=TABLES,
@@ -54,6 +56,8 @@ rule fig2_r2_heatmap:
         LOGS / "report/fig2_r2_heatmap_{pair}.log",
     conda:
         ENVIRONMENT
+    resources:
+        runtime=minutes("report"),
     script:
         "../scripts/heatmap.py"
 
@@ -78,6 +82,8 @@ rule fig5_greedy_r2:
         LOGS / "report/fig5_greedy_r2.log",
     conda:
         ENVIRONMENT
+    resources:
+        runtime=minutes("report"),
     script:
         "../scripts/greedy_figure.py"
 
@@ -101,6 +107,8 @@ rule figures:
         LOGS / "report/figures.log",
     conda:
         ENVIRONMENT
+    resources:
+        runtime=minutes("report"),
     params:
         **RESULT_PARAMS,
         figures={figure: str(FIGURES / figure) for figure in FROM_RECORDS},
@@ -126,6 +134,8 @@ rule words:
         LOGS / "report/words.log",
     conda:
         ENVIRONMENT
+    resources:
+        runtime=minutes("report"),
     params:
         **RESULT_PARAMS,
     script:
