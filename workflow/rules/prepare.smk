@@ -1,4 +1,4 @@
-# Wheels, models and corpora: from a registry entry to files.
+# Wheels, models and corpora: from a registry entry to files; and pairs, as far as their models can be a pair.
 
 MODEL_CODE = ["prepare/models", "prepare/architecture", "prepare/decoder"]
 MODEL_CODE += ["prepare/tokenizer"]
@@ -85,12 +85,30 @@ rule model_by_reference:
         LOGS / "prepare/model/{model}.log",
     wildcard_constraints:
         model=names("models", "hub", "local"),
+    # Before any dump, with `pair`: a model or a pair that cannot be used is refused first.
+    priority: 20
     conda:
         ENVIRONMENT
     params:
         entry=lambda wildcards: entry("models", wildcards.model),
     script:
         "../scripts/model_by_reference.py"
+
+
+rule pair:
+    input:
+        source=source(card),
+        target=target(card),
+        code=code("prepare/pairs", "prepare/tokenizer"),
+    output:
+        RESULTS / "pairs" / "{pair}" / "tokenizer.json",
+    log:
+        LOGS / "prepare/pair/{pair}.log",
+    priority: 20
+    conda:
+        ENVIRONMENT
+    script:
+        "../scripts/pair.py"
 
 
 rule corpus:
