@@ -129,15 +129,19 @@ def _less_layers(base: Geometry | None, removed: list[list[int]]) -> Geometry | 
 
 
 def _local_geometry(path: Path) -> Geometry | None:
-    """Read the geometry from a model's own config.json; None if it is absent or says it in another way."""
+    """Read the geometry from a model's own config.json, where it may be that of the text decoder inside a larger model.
+
+    None if the file is absent or says it in another way.
+    """
     if not path.is_file():
         return None
     try:
         settings = json.loads(path.read_text())
+        settings = settings.get("text_config", settings)
         layers, heads = settings["num_hidden_layers"], settings["num_attention_heads"]
         head_dim = settings.get("head_dim") or settings["hidden_size"] // heads
         numbers = (layers, settings.get("num_key_value_heads") or heads, head_dim)
-    except (KeyError, TypeError, ZeroDivisionError):
+    except (AttributeError, KeyError, TypeError, ZeroDivisionError):
         return None
     except (OSError, ValueError) as error:
         raise KvferryError(f"{path}: unreadable config.json of a model ({error}); restore it") from error

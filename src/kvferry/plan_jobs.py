@@ -12,7 +12,7 @@ from kvferry.work import fit_jobs
 
 
 def prepared(project: Project) -> int:
-    """Wheels, models and corpora, with what they are made from."""
+    """Wheels, models and corpora, with what they are made from, and the look whether each pair is one."""
     models = _with_bases(project)
     corpora = {corpus for _, corpus in dumps(project)} | {project.config["perplexity"]["corpus"]}
     corpora |= {
@@ -21,7 +21,7 @@ def prepared(project: Project) -> int:
     entries = [project.models[model] for model in models] + [project.corpora[corpus] for corpus in corpora]
     wheels = {entry["wheel"] for entry in entries if entry["kind"] == "wheel"}
     wheels |= {ROWS_WHEEL} if project.config["evaluation"]["data"] == "wheel" else set()
-    return len(models) + len(corpora) + len(wheels)
+    return len(models) + len(corpora) + len(wheels) + len(project.config["pairs"])
 
 
 def _with_bases(project: Project) -> set[str]:

@@ -552,7 +552,8 @@ LOCAL = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 64}
         ({**LOCAL, "head_dim": None}, Geometry(4, 8, 8)),
         ({**LOCAL, "num_hidden_layers": "4"}, None),
         ({**LOCAL, "num_attention_heads": 0}, None),
-        ({"text_config": LOCAL}, None),
+        ({"text_config": LOCAL, "vision_config": {**LOCAL, "num_hidden_layers": 2}}, Geometry(4, 8, 8)),
+        ({"text_config": "plain"}, None),
         ([], None),
     ],
 )

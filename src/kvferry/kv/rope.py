@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from kvferry.errors import KvferryError
 from kvferry.kv.cache import cache_layers, forward, make_cache
+from kvferry.prepare.architecture import ROPE_TYPES
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 PROBE_TOKENS = 16
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True)

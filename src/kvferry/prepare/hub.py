@@ -7,6 +7,7 @@ is refused, since mappers, dumps and records of one run are of one set of weight
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from kvferry.errors import KvferryError
+from kvferry.errors import KvferryError, first_line
 from kvferry.files import is_full, read_json, room_in, write_json
 
 NEWEST = "unpinned"
@@ -31,8 +32,8 @@ PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 COMMIT = re.compile("[0-9a-f]{40}")
 
 
-def fetch_snapshot(repository: str, revision: str) -> tuple[Path, str]:
-    """Download a repository. Returns its folder and the commit that it is.
+def fetch_snapshot(repository: str, revision: str, patterns: Sequence[str] = PATTERNS) -> tuple[Path, str]:
+    """Download a repository, or those of its files that match a pattern. Returns its folder and the commit that it is.
 
     Raises:
         KvferryError: no network, no such repository or revision, one that this account may not read, a full disk, or another
@@ -42,7 +43,7 @@ def fetch_snapshot(repository: str, revision: str) -> tuple[Path, str]:
 
     wanted = None if revision == NEWEST else revision
     try:
-        folder = Path(snapshot_download(repository, revision=wanted, allow_patterns=PATTERNS))
+        folder = Path(snapshot_download(repository, revision=wanted, allow_patterns=list(patterns)))
     except (HTTPError, OSError, ValueError) as error:
         raise KvferryError(
             f"models.yaml: {repository} at {revision} cannot be fetched from the hub: {_reason(error, revision)}"
@@ -67,7 +68,7 @@ def _reason(error: Exception, revision: str) -> str:
     if isinstance(error, RevisionNotFoundError):
         return f"it has no revision {revision}; name a commit, tag or branch that it has, or {NEWEST}"
     if isinstance(error, HFValidationError):
-        return f"that is no name of a repository ({_first_line(error)}); correct it"
+        return f"that is no name of a repository ({first_line(error)}); correct it"
     if is_full(error):
         room = room_in(Path(constants.HF_HUB_CACHE))
         return f"the disk is full ({room}); free some, or set HF_HOME to a folder on a larger one"
@@ -81,15 +82,11 @@ def _unreachable(error: Exception) -> str:
     if any(isinstance(one, OfflineModeIsEnabled) for one in own):
         return f"HF_HUB_OFFLINE is set and {held} in the cache {cache}; unset that, or bring the snapshot there"
     if isinstance(error, HfHubHTTPError):
-        return f"the hub refuses ({_first_line(error)}); try again later, and look at your access token if it stays so"
+        return f"the hub refuses ({first_line(error)}); try again later, and look at your access token if it stays so"
     if isinstance(error, LocalEntryNotFoundError | HTTPError | ConnectionError | TimeoutError):
-        why = _first_line(error.__cause__ or error)
+        why = first_line(error.__cause__ or error)
         return f"the hub cannot be reached ({why}) and {held} in the cache {cache}; check the network and the proxy"
-    return f"{_first_line(error)}; check the name, the network and your access token"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return f"{first_line(error)}; check the name, the network and your access token"
 
 
 def check_same_commit(note: Path, name: str, entry: dict[str, Any], commit: str) -> None:

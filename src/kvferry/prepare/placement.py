@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 from accelerate import dispatch_model
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from kvferry.devices import Place, devices_in
 from kvferry.errors import KvferryError
+from kvferry.prepare.decoder import decoder_config
 
 
 def check_there(place: Place) -> None:
@@ -49,7 +50,7 @@ def device_map(location: Path, place: Place) -> dict[str, str] | None:
     if len(devices) == 1:
         return None if devices == ["cpu"] else {"": devices[0]}
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(location))
+        model = AutoModelForCausalLM.from_config(decoder_config(location))
     return spread(model, devices)
 
 
