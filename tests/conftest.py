@@ -30,7 +30,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from kvferry.files import write_json
+from kvferry.files import write_sealed
 from kvferry.kv.mapper import Affine, Mapper
 from kvferry.prepare.models import CARD, make_card, save_model
 
@@ -161,7 +161,7 @@ def save_prepared(
     folder = directory / name
     save_model(model, tokenizer, folder)
     card = make_card(name, {"kind": "local", "path": str(folder)}, folder)
-    write_json(folder / CARD, card)
+    write_sealed(folder / CARD, card)
     return folder, card
 
 

@@ -1,4 +1,7 @@
-"""Files that are whole or absent: written under a temporary name, then renamed; checksums; room on a disk. Knows no contents."""
+"""Files that are whole or absent: written under a temporary name, then renamed; checksums; JSON with its own; room on a disk.
+
+Knows no contents.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from safetensors import SafetensorError
 from kvferry.errors import KvferryError
 
 MB = 1_000_000
+SEAL = "seal"
 
 
 @contextmanager
@@ -39,14 +43,18 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def directory_whole(path: Path) -> Iterator[Path]:
-    """As `written_whole`, for a directory that is filled and then renamed, replacing what was there."""
+    """As `written_whole`, for a directory that is filled and then renamed. What was there before is never seen in part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _part(path)
     temporary.mkdir()
     try:
         yield temporary
-        shutil.rmtree(path, ignore_errors=True)
-        os.replace(temporary, path)
+        if path.exists():
+            os.replace(path, old := path.with_name(f".{path.name}.old.{os.getpid()}.part"))
+            os.replace(temporary, path)
+            shutil.rmtree(old)
+        else:
+            os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         if is_full(error):
             raise _unwritten(path, error) from error
@@ -132,6 +140,32 @@ def read_json(path: Path, what: str = "file") -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise KvferryError(f"{path}: unreadable {what} ({error}); delete it and run again") from error
+
+
+def write_sealed(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object as `write_json` does, with a fingerprint of itself as its SEAL, so that a later change shows."""
+    write_json(path, value | {SEAL: fingerprint(value)})
+
+
+def read_sealed(path: Path, what: str, keys: Iterable[str] = ()) -> dict[str, Any]:
+    """Read what `write_sealed` wrote, without its seal. An object without one, written by other means, is taken as it is.
+
+    Raises:
+        KvferryError: missing, broken, no JSON object, without some of `keys`, or changed since it was written.
+    """
+    value = read_json(path, what)
+    if not isinstance(value, dict):
+        raise KvferryError(f"{path}: not a {what} but {type(value).__name__}; delete it and run again")
+    if not is_sealed(value):
+        raise KvferryError(f"{path}: the {what} was changed since it was written; delete it and run again")
+    if missing := [key for key in keys if key not in value]:
+        raise KvferryError(f"{path}: the {what} lacks {', '.join(missing)}; delete it and run again")
+    return {key: part for key, part in value.items() if key != SEAL}
+
+
+def is_sealed(value: dict[str, Any]) -> bool:
+    """Whether the seal of an object, if it has one, is still that of the rest."""
+    return value.get(SEAL) in (None, fingerprint({key: part for key, part in value.items() if key != SEAL}))
 
 
 def sha256_file(path: Path, update: Callable[[int], object] | None = None) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.errors import KvferryError
-from kvferry.files import write_json
+from kvferry.files import SEAL, is_sealed, write_sealed
 
 FORMAT = 1
 NATIVE = "native"
@@ -89,8 +89,8 @@ class Record:
         return math.exp(mean) if self.metric == "perplexity" else mean
 
     def write(self, path: Path) -> None:
-        """Write as JSON, whole or not at all."""
-        write_json(path, asdict(self) | {"n": self.n, "value": self.value})
+        """Write as sealed JSON, whole or not at all."""
+        write_sealed(path, asdict(self) | {"n": self.n, "value": self.value})
 
 
 def _item(raw: dict[str, Any]) -> Item:
@@ -106,12 +106,13 @@ def read_record(path: Path) -> Record:
 
     Raises:
         KvferryError: the file is not JSON, lacks a field, has another format, is empty, or its value does not follow
-            from its items.
+            from its items; or it was changed since it was written.
     """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        stated, n = float(raw.pop("value")), raw.pop("n")
-        record = Record(**(raw | {"items": [_item(item) for item in raw["items"]]}))
+        stated, n = float(raw["value"]), raw["n"]
+        own = {key: part for key, part in raw.items() if key not in ("value", "n", SEAL)}
+        record = Record(**(own | {"items": [_item(item) for item in raw["items"]]}))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise KvferryError(f"{path}: not an evaluation record ({error}); delete it and run again") from error
     if record.format != FORMAT:
@@ -126,4 +127,6 @@ def read_record(path: Path) -> Record:
         stated, record.value, rel_tol=1e-9
     ):
         raise KvferryError(f"{path}: the value does not follow from its items; delete it and run again")
+    if not is_sealed(raw):
+        raise KvferryError(f"{path}: the record was changed since it was written; delete it and run again")
     return record

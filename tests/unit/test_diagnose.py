@@ -1,6 +1,5 @@
 """Records of diagnostics on tiny models: the right texts, every record that is asked for, and nothing measured twice."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,7 @@ from kvferry.evaluate.pair import Asked
 from kvferry.files import sha256_file
 from kvferry.kv.mapper import Affine, Mapper, save_mapper
 from kvferry.prepare.calibration import Draw, draw_sequences, side_of
-from kvferry.prepare.corpora import read_corpus
+from kvferry.prepare.corpora import Document, read_corpus, save_documents
 from kvferry.prepare.models import load_model
 from kvferry.records import (
     ATTENTION_COSINE,
@@ -71,9 +70,8 @@ def wheel(tmp_path_factory, write_wheel):
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    lines = [json.dumps({"id": f"d{n}", "text": chr(97 + n % 26) * (90 + n)}) for n in range(60)]
     path = tmp_path_factory.mktemp("corpus") / "prose.jsonl"
-    path.write_text("\n".join(lines) + "\n")
+    save_documents("prose", [Document(f"d{n}", chr(97 + n % 26) * (90 + n)) for n in range(60)], path)
     return path
 
 

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors import safe_open
+from small_fits import flip_a_byte
 
 from kvferry.errors import KvferryError
 from kvferry.files import read_json
-from kvferry.kv import dump
+from kvferry.kv import dump, marked
 from kvferry.kv.attention import observed, row_weights
 from kvferry.kv.dump import INDEX, SHARD_SEQUENCES, read_index, read_shards, write_dump
 
@@ -189,7 +190,7 @@ def test_a_dump_killed_while_a_shard_is_written_leaves_no_half_shard(model, sequ
         path.write_bytes(b"half")
         raise Killed
 
-    monkeypatch.setattr(dump, "save_file", die)
+    monkeypatch.setattr(marked, "save_file", die)
     with pytest.raises(Killed):
         write_dump(model, CARD, sequences, how(), tmp_path)
     assert contents(tmp_path) == {}
@@ -220,7 +221,7 @@ def test_a_finished_dump_is_not_computed_again(model, sequences, tmp_path, monke
     assert names == []
 
 
-@pytest.mark.parametrize("what", ["weights", "stride", "dtype", "tokens", "broken file", "row weights"])
+@pytest.mark.parametrize("what", ["weights", "stride", "dtype", "tokens", "broken file", "flipped bit", "row weights"])
 def test_shards_of_another_dump_are_computed_again(what, tiny_model, model, sequences, tmp_path, monkeypatch):
     write_dump(model, CARD, sequences, how(), tmp_path)
     names, card, stride, ids = written_shards(monkeypatch), CARD, 1, dict(sequences)
@@ -235,10 +236,12 @@ def test_shards_of_another_dump_are_computed_again(what, tiny_model, model, sequ
         ids["fit"][-1, -1] = 5 if ids["fit"][-1, -1] != 5 else 6
     elif what == "broken file":
         (tmp_path / "fit-00001.safetensors").write_bytes(b"broken")
+    elif what == "flipped bit":
+        flip_a_byte(tmp_path / "fit-00001.safetensors")
     weighted = what == "row weights"
     write_dump(model, card, ids, how(stride), tmp_path, row_weights=weighted)
     everything = ["fit-00000.safetensors", "fit-00001.safetensors", "held_out-00000.safetensors"]
-    assert names == (everything[1:2] if what in ("tokens", "broken file") else everything)
+    assert names == (everything[1:2] if what in ("tokens", "broken file", "flipped bit") else everything)
     fresh = tmp_path / "fresh"
     write_dump(model, card, ids, how(stride), fresh, row_weights=weighted)
     assert contents(fresh).items() <= {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()}.items()
@@ -275,7 +278,9 @@ def test_a_key_that_is_not_finite_is_refused_with_layer_and_sequences(tiny_model
     ids[SHARD_SEQUENCES + 1, 7] = 99
     with torch.no_grad():
         model.model.embed_tokens.weight[99] = torch.nan
-    with pytest.raises(KvferryError, match=r"layer 0 gave a k that is not finite in sequences 8 to 10"):
+    with pytest.raises(
+        KvferryError, match=r"fit-00001: layer 0 gave a key that .* in sequence 9, at token 7 \(id 99\)"
+    ):
         write_dump(model, CARD, {"fit": ids}, how(), tmp_path)
     assert list(contents(tmp_path)) == ["fit-00000.safetensors"]
 
@@ -285,7 +290,7 @@ def test_values_that_are_not_finite_are_refused_with_layer_and_sequences(layer, 
     model = tiny_model("llama", 2)
     with torch.no_grad():
         model.model.layers[layer].self_attn.v_proj.weight[3, 3] = torch.nan
-    with pytest.raises(KvferryError, match=f"layer {layer} gave a v that is not finite in sequences 0 to 7"):
+    with pytest.raises(KvferryError, match=f"layer {layer} gave a value that is not finite in sequence 0, at token 0"):
         write_dump(model, CARD, sequences, how(), tmp_path)
 
 
@@ -295,7 +300,7 @@ def test_weights_that_are_not_finite_are_refused(sequences, tiny_model, tmp_path
     with torch.no_grad():
         model.model.layers[1].self_attn.q_proj.weight *= 1e20
         model.model.layers[1].self_attn.k_proj.weight *= 1e-20
-    with pytest.raises(KvferryError, match="layer 1 gave a rk that is not finite in sequences 0 to 7"):
+    with pytest.raises(KvferryError, match="layer 1 gave a weight of a key that is not finite in sequence 0"):
         write_dump(model, CARD, sequences, how(), tmp_path, row_weights=True)
 
 

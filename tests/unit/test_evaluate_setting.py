@@ -1,6 +1,5 @@
 """The setting of a job: chunks from the right documents, and a mark of every record that changes with all that decides it."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +12,9 @@ from kvferry.evaluate.clock import device_name
 from kvferry.evaluate.kept import keep, kept_path, missing, publish
 from kvferry.evaluate.setting import Contestant, Outcome, Setting, make_setting, record_of
 from kvferry.evaluate.tasks import Questions
+from kvferry.kv.mapper import IDENTITY
 from kvferry.prepare.calibration import side_of
-from kvferry.prepare.corpora import read_corpus
+from kvferry.prepare.corpora import Document, read_corpus, save_documents
 from kvferry.prepare.models import Loaded
 from kvferry.records import PERPLEXITY, Item, read_record
 
@@ -43,18 +43,17 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def target(tiny_model, tokenizer):
-    return Loaded(tiny_model(), tokenizer, {"model": "large", "weights_id": "w"})
+    return Loaded(tiny_model(), tokenizer, {"model": "large", **dict.fromkeys(IDENTITY, "own")})
 
 
 @pytest.fixture
 def setting(target):
     """The factory of settings: of the config with some of its sections changed."""
 
-    def make(chunks=None, weights="w", rows="r", **changes):
+    def make(chunks=None, card=None, rows="r", **changes):
         config = {name: section | changes.get(name, {}) for name, section in CONFIG.items()}
-        card = target.card | {"weights_id": weights}
-        questions = Questions(Path("rows.whl"), rows)
-        return Setting(config, replace(target, card=card), questions, torch.zeros(2, 5) if chunks is None else chunks)
+        own = replace(target, card=target.card | (card or {}))
+        return Setting(config, own, Questions(Path("rows.whl"), rows), torch.zeros(2, 5) if chunks is None else chunks)
 
     return make
 
@@ -78,7 +77,7 @@ BOTH, BENCHMARK, CHUNKS = {"winogrande", PERPLEXITY}, {"winogrande"}, {PERPLEXIT
         ({"compute": {"dtype": "bfloat16"}}, BOTH),
         ({"compute": {"source_device": "cuda"}}, BOTH),
         ({"compute": {"source_device": "cpu"}}, set()),
-        ({"weights": "other"}, BOTH),
+        *(({"card": {key: "other"}}, BOTH) for key in IDENTITY),
         ({"rows": "other"}, BENCHMARK),
         ({"perplexity": {"prefix": 11}}, CHUNKS),
         ({"chunks": torch.ones(2, 5)}, CHUNKS),
@@ -164,10 +163,8 @@ def test_a_model_on_its_own_has_no_native_head(setting, who):
     ("documents", "sides"), [("held_out", {"perplexity"}), ("all", {"perplexity", "fit", "held_out"})]
 )
 def test_chunks_come_from_documents_that_no_fit_sees_or_from_all(documents, sides, target, tmp_path):
-    texts = {f"d{number}": chr(97 + number % 26) * (40 + number) for number in range(60)}
-    lines = [json.dumps({"id": name, "text": text}) for name, text in texts.items()]
     path = tmp_path / "prose.jsonl"
-    path.write_text("\n".join(lines) + "\n")
+    save_documents("prose", [Document(f"d{n}", chr(97 + n % 26) * (40 + n)) for n in range(60)], path)
     config = CONFIG | {"perplexity": CONFIG["perplexity"] | {"documents": documents, "chunks": 12}}
     found = make_setting(config, ("rows.whl", "r"), path, target)
     assert found.chunks.shape == (12, 20)
@@ -182,9 +179,7 @@ def test_chunks_come_from_documents_that_no_fit_sees_or_from_all(documents, side
 @pytest.mark.parametrize("documents", ["held_out", "all"])
 def test_the_wrong_document_is_no_chunk_and_takes_none_away(documents, target, tmp_path):
     path = tmp_path / "prose.jsonl"
-    path.write_text(
-        "\n".join(json.dumps({"id": f"d{n}", "text": chr(97 + n % 26) * (40 + n)}) for n in range(60)) + "\n"
-    )
+    save_documents("prose", [Document(f"d{n}", chr(97 + n % 26) * (40 + n)) for n in range(60)], path)
     config = CONFIG | {"perplexity": CONFIG["perplexity"] | {"documents": documents, "chunks": 12}}
     plain = make_setting(config, None, path, target)
     assert plain.other is None
@@ -196,5 +191,5 @@ def test_the_wrong_document_is_no_chunk_and_takes_none_away(documents, target, t
 
 def test_rows_come_from_the_hub_where_there_is_no_wheel(target, tmp_path):
     path = tmp_path / "prose.jsonl"
-    path.write_text("\n".join(json.dumps({"id": f"d{n}", "text": "x" * 90}) for n in range(60)) + "\n")
+    save_documents("prose", [Document(f"d{n}", "x" * 90) for n in range(60)], path)
     assert make_setting(CONFIG, None, path, target).questions.facts() == {"origin": "hub"}

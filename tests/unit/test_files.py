@@ -13,12 +13,15 @@ from safetensors import SafetensorError
 
 from kvferry.errors import KvferryError
 from kvferry.files import (
+    SEAL,
     check_room,
     directory_whole,
     fingerprint,
     read_json,
+    read_sealed,
     sha256_file,
     write_json,
+    write_sealed,
     write_text,
     written_whole,
 )
@@ -191,6 +194,49 @@ def test_broken_json_is_named_with_what_it_should_be(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(KvferryError, match=r"card\.json: unreadable model card \(.*\); delete it and run again"):
         read_json(path, "model card")
+
+
+OBJECTS = st.dictionaries(st.text().filter(lambda key: key != SEAL), JSON, max_size=4)
+
+
+@given(OBJECTS, OBJECTS)
+def test_a_sealed_object_comes_back_as_it_was_and_no_other_under_its_seal(tmp_path_factory, value, other):
+    path = tmp_path_factory.mktemp("json") / "card.json"
+    write_sealed(path, value)
+    assert read_sealed(path, "card", value) == value
+    write_json(path, other | {SEAL: read_json(path)[SEAL]})
+    if fingerprint(other) == fingerprint(value):
+        assert read_sealed(path, "card") == other
+    else:
+        with pytest.raises(
+            KvferryError, match=r"card\.json: the card was changed since it was written; delete it and run"
+        ):
+            read_sealed(path, "card")
+
+
+def test_an_object_without_a_seal_is_taken_as_it_is_but_must_have_its_keys(tmp_path):
+    path = tmp_path / "card.json"
+    write_json(path, {"layers": 2})
+    assert read_sealed(path, "card", ["layers"]) == {"layers": 2}
+    with pytest.raises(KvferryError, match=r"card\.json: the card lacks heads, model; delete it and run again"):
+        read_sealed(path, "card", ["layers", "heads", "model"])
+
+
+def test_a_directory_that_is_replaced_is_never_seen_in_part(tmp_path, monkeypatch):
+    """At every rename the old one is whole at its place, or is not there."""
+    path, seen, replace = tmp_path / "out", [], os.replace
+    for name in ("old", "new"):
+        with directory_whole(path) as temporary:
+            for part in ("a", "b"):
+                (temporary / part).write_text(name)
+            monkeypatch.setattr(os, "replace", lambda *paths: (seen.append(here(path)), replace(*paths)))
+    assert seen == [None, {"a": "old", "b": "old"}, None]
+    assert here(path) == {"a": "new", "b": "new"}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def here(path):
+    return {part.name: part.read_text() for part in path.iterdir()} if path.exists() else None
 
 
 @pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvferry.errors import KvferryError
-from kvferry.files import fingerprint
+from kvferry.files import SEAL, fingerprint
 from kvferry.kv import mapper as module
 from kvferry.kv.handoff import Span
 from kvferry.kv.mapper import (
@@ -135,8 +135,8 @@ def edited(folder, **changes):
 def sealed(folder, **changes):
     """As `edited`, with the manifest's own checksum made anew: what a careless tool would leave."""
     manifest = json.loads((folder / MANIFEST).read_text()) | changes
-    del manifest["manifest_sha256"]
-    return edited(folder, **changes, manifest_sha256=fingerprint(manifest))
+    del manifest[SEAL]
+    return edited(folder, **changes, **{SEAL: fingerprint(manifest)})
 
 
 @pytest.mark.parametrize("widths", [(4,), (3, 5), (8, 8, 8), (1, 2, 3, 4)])
@@ -373,7 +373,7 @@ def test_a_save_that_fails_leaves_the_older_artifact_as_it_was(artifact, monkeyp
         raise RuntimeError("power cut")
 
     before = {path.name: path.read_bytes() for path in artifact.iterdir()}
-    monkeypatch.setattr(module, "write_json", fail)
+    monkeypatch.setattr(module, "write_sealed", fail)
     with pytest.raises(RuntimeError, match="power cut"):
         save_mapper(random_mapper(k=1), {"source": SOURCE, "target": TARGET}, artifact)
     assert {path.name: path.read_bytes() for path in artifact.iterdir()} == before

@@ -97,8 +97,8 @@ def test_the_same_model_saved_twice_has_the_same_ids(tiny_model, tokenizer, save
 
 
 def test_a_model_saved_after_loading_has_the_same_ids(saved, tmp_path):
-    prepare_by_reference("tiny", local(saved), tmp_path / "card")
-    loaded = load_model(tmp_path / "card")
+    prepare_by_reference("tiny", local(saved), tmp_path / "tiny")
+    loaded = load_model(tmp_path / "tiny")
     save_model(loaded.model, loaded.tokenizer, tmp_path / "again")
     again = make_card("tiny", local(tmp_path / "again"), tmp_path / "again")
     assert [again[key] for key in IDENTITY] == [loaded.card[key] for key in IDENTITY]

@@ -160,6 +160,7 @@ def test_the_default_pair_is_planned_as_it_is_summed(tmp_path):
     for role, geometry in zip(("source", "target"), GEOMETRIES, strict=True):
         identity = {"tokenizer_sha256": "same"}
         index = {"identity": identity, "geometry": vars(geometry), "calibration": project.config["calibration"]}
+        index |= {"shards": []}
         write_json(tmp_path / role / INDEX, index)
     assert (how["k"], how["coupled"], how["early"]) == ("all", True, 16)
     needed = Sums.over(*GEOMETRIES, 24, how["sequences"], project.config["calibration"], kinds=3, early=16).bytes(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kvferry.errors import KvferryError
+from kvferry.files import SEAL
 from kvferry.records import Item, Record
 from kvferry.report.inputs import Pair, Results, read_probe
 
@@ -84,6 +85,11 @@ def write_measures(root, system, nats, kl, agreement=0.75):
         write_transfer(root, system, name, value if isinstance(value, list) else chunk_items(value, value))
     if system != "zero_cache":
         write_transfer(root, system, "apply_time", [Item(f"trial-{i}", ms) for i, ms in enumerate((2.0, 90.0, 3.0))])
+
+
+def unsealed(path):
+    """What a file says, without the seal that it would not bear after a change."""
+    return {key: value for key, value in json.loads(path.read_text()).items() if key != SEAL}
 
 
 def write_json(path, value):

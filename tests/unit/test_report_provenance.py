@@ -1,9 +1,7 @@
 """Provenance: every fact is that of the records, and records that differ are seen to."""
 
-import json
-
 import pytest
-from test_report_inputs import CONFIG, PAIRS, build, write_json
+from test_report_inputs import CONFIG, PAIRS, build, unsealed, write_json
 
 from kvferry.records import APPLY_TIME
 from kvferry.report.inputs import Results
@@ -12,7 +10,7 @@ from kvferry.report.tables.provenance import provenance
 
 def edit(root, place, **fields):
     path = root / place
-    write_json(path, json.loads(path.read_text()) | fields)
+    write_json(path, unsealed(path) | fields)
 
 
 def facts(root, config=CONFIG):

@@ -10,6 +10,7 @@ from test_report_inputs import (
     PAPER_PAIRS,
     accuracy_items,
     build,
+    unsealed,
     write_json,
     write_measures,
     write_transfer,
@@ -138,7 +139,7 @@ def test_a_claim_can_fail_and_can_stay_open(tmp_path):
     for number, item in enumerate(uneven):
         item["score"] += 0.5 if number % 2 else -0.5
     path = tmp_path / f"records/pairs/{PAIR}/unturned/next_token_kl.json"
-    record = json.loads(path.read_text())
+    record = unsealed(path)
     write_json(path, record | {"items": uneven, "value": sum(item["score"] for item in uneven) / len(uneven)})
     assert [row["verdict"] for row in rows(load(tmp_path), "rope-put-back")] == [UNDECIDED]
 
@@ -184,7 +185,7 @@ def test_an_undefined_value_is_undecided_with_its_reason(tmp_path):
 def build_target_that_is_never_right(root):
     for system in ("native", "native_injected"):
         path = root / f"records/{system}/big/hellaswag.json"
-        record = json.loads(path.read_text())
+        record = unsealed(path)
         items = [item | {"score": 0.0} for item in record["items"]]
         write_json(path, record | {"items": items, "value": 0.0})
 

@@ -1,6 +1,8 @@
 """Sweeps: what is loaded for them and on which items they are compared; `build_swept` writes results that other tests use too."""
 
 import itertools
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from test_report_inputs import (
 )
 
 from kvferry.errors import KvferryError
-from kvferry.records import Item
+from kvferry.records import Item, read_record
 from kvferry.report import compare
 from kvferry.report.inputs import Results
 from kvferry.report.items import TARGET, aligned_scores, every_other_chunk, limited, record_of, shared_items
@@ -108,12 +110,10 @@ def test_a_variant_is_loaded_for_the_pairs_of_its_sweeps_alone(tmp_path):
     pairs = PAIRS | {"again": PAIRS[PAIR]}
     config = SWEPT_CONFIG | {"pairs": [PAIR, "again"]}
     build_swept(tmp_path)
-    for kind in ("records/pairs", "pairs"):
-        for path in (tmp_path / kind / PAIR).rglob("*.json"):
-            if "ridge_k8" in path.parts or "zero_cache" in path.parts:
-                other = tmp_path / kind / "again" / path.relative_to(tmp_path / kind / PAIR)
-                other.parent.mkdir(parents=True, exist_ok=True)
-                other.write_text(path.read_text().replace(f'"pair": "{PAIR}"', '"pair": "again"'))
+    shutil.copytree(tmp_path / "pairs" / PAIR / "mappers/ridge_k8", tmp_path / "pairs/again/mappers/ridge_k8")
+    own = tmp_path / "records/pairs" / PAIR
+    for path in (*own.glob("ridge_k8/*.json"), *own.glob("zero_cache/*.json")):
+        replace(read_record(path), pair="again").write(own.with_name("again") / path.relative_to(own))
     results = load(tmp_path, config, pairs)
     assert results.variants_of("again") == ["ridge_k8"]
     assert results.systems("again") == ["ridge_k8", "zero_cache"]

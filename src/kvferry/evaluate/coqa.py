@@ -14,14 +14,15 @@ from typing import Any
 
 from kvferry.errors import KvferryError
 from kvferry.evaluate.dialogue import FORMAT, Answers, Dialogue, Voice, alternate, answers, open_up
+from kvferry.evaluate.finite import named
 from kvferry.evaluate.kept import keep, missing, publish
 from kvferry.evaluate.material import Material, make_material
-from kvferry.evaluate.pair import DECIDING, together
+from kvferry.evaluate.pair import DECIDING, manifest_of, together
 from kvferry.evaluate.planning import batches
-from kvferry.evaluate.setting import Contestant, Outcome, Setting, record_of
+from kvferry.evaluate.setting import Contestant, Outcome, Setting, model_id, record_of
 from kvferry.kv.cache import layer_devices
 from kvferry.kv.handoff import Handoff, Native
-from kvferry.kv.mapper import load_mapper, read_manifest
+from kvferry.kv.mapper import load_mapper
 from kvferry.kv.prefill import Memory
 from kvferry.prepare.models import Loaded
 from kvferry.progress import bar
@@ -132,16 +133,16 @@ class Crew:
 
     def contestant(self, variant: str, protocol: str, material: Material, output: Path) -> Contestant:
         """The variant by a protocol."""
-        manifests = {name: read_manifest(path) for name, path in self._directories(variant, protocol).items()}
+        manifests = {name: manifest_of(path) for name, path in self._directories(variant, protocol).items()}
         own = {name: {key: manifest[key] for key in DECIDING} for name, manifest in manifests.items()}
-        identity = material.identity | {"source": self.source.card["weights_id"]} | own
+        identity = material.identity | {"source": model_id(self.source.card)} | own
         limits = {protocol: material.how["conversations"]}
         names = (self.source.card["model"], self.pair, self.heads.get(variant, 0))
         return Contestant(variant, self.setting.target.card["model"], identity, limits, {protocol: output}, *names)
 
     def bytes(self, variant: str, protocol: str) -> int:
         """Of the weights that the protocol needs."""
-        return sum(read_manifest(path)["weights_bytes"] for path in self._directories(variant, protocol).values())
+        return sum(manifest_of(path)["weights_bytes"] for path in self._directories(variant, protocol).values())
 
     def handoffs(self, variants: Sequence[str], how: Mapping[str, Any]) -> Play:
         """Every turn answered by the target, by each of the variants."""
@@ -198,9 +199,10 @@ def _answer(setting: Setting, material: Material, protocol: str, group: Sequence
         most = setting.evaluation["batch_tokens"]
         for batch in batches(lengths, range(len(lengths)), lambda rows, longest: rows * longest <= most, most):
             dialogues = [material.dialogues[number] for number in batch]
-            for name, found in play(dialogues):
-                said[name] |= {dialogue.id: own for dialogue, own in zip(dialogues, found, strict=True)}
-                progress.update(len(batch))
+            with named(lambda row, dialogues=dialogues: f"{protocol}, conversation {dialogues[row].id}"):
+                for name, found in play(dialogues):
+                    said[name] |= {dialogue.id: own for dialogue, own in zip(dialogues, found, strict=True)}
+                    progress.update(len(batch))
             setting.memory.clear()
     seconds = watch.seconds() / len(group)
     for who in group:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kvferry.evaluate.finite import check_finite
 from kvferry.kv.handoff import Native, Prefix, closed, read, select
 from kvferry.kv.prefill import Span
 
@@ -29,11 +30,14 @@ def decode(model: PreTrainedModel, prefix: Prefix, logits: Tensor, done: Done, l
 
     A row ends after `limit` ≥ 1 tokens, or when `done` says so of what it wrote; then it leaves the batch. The cache of the
     prefix given grows: give a copy if it is to be used again.
+
+    Raises:
+        NotFinite: logits of a row are not finite.
     """
-    own, tokens = Native(model), logits.argmax(-1)
-    prefix = closed(prefix)
-    written: list[list[int]] = [[] for _ in tokens]
+    own, prefix = Native(model), closed(prefix)
+    written: list[list[int]] = [[] for _ in logits]
     active = list(range(len(written)))
+    tokens = _likeliest(logits, prefix, active)
     while True:
         for row, token in zip(active, tokens.tolist(), strict=True):
             written[row].append(token)
@@ -46,4 +50,10 @@ def decode(model: PreTrainedModel, prefix: Prefix, logits: Tensor, done: Done, l
             prefix, tokens, active = select(own, prefix, kept, room), tokens[kept], [active[place] for place in going]
         step = Span(tokens[:, None], torch.ones_like(tokens[:, None]))
         logits, prefix = read(model, prefix, step)
-        tokens = logits[:, -1].argmax(-1)
+        tokens = _likeliest(logits[:, -1], prefix, active)
+
+
+def _likeliest(logits: Tensor, prefix: Prefix, active: list[int]) -> Tensor:
+    """The likeliest token of each row that is active, `[active]`."""
+    check_finite(logits, prefix, active)
+    return logits.argmax(-1)

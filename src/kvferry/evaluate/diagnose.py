@@ -19,14 +19,14 @@ from kvferry.errors import KvferryError
 from kvferry.evaluate.diagnostics import Diagnosis, Ferry, diagnose
 from kvferry.evaluate.harness import SystemLM
 from kvferry.evaluate.kept import keep, missing, publish
-from kvferry.evaluate.pair import Asked, contestant, together
+from kvferry.evaluate.pair import Asked, contestant, manifest_of, together
 from kvferry.evaluate.run import quiet_harness
 from kvferry.evaluate.setting import Contestant, Outcome, Setting, record_of
 from kvferry.evaluate.tasks import Questions, draw_items
 from kvferry.files import fingerprint
 from kvferry.kv.cache import layer_devices
 from kvferry.kv.handoff import Native
-from kvferry.kv.mapper import load_mapper, read_manifest
+from kvferry.kv.mapper import load_mapper
 from kvferry.kv.prefill import Tokens
 from kvferry.prepare.calibration import Draw, draw_sequences
 from kvferry.prepare.corpora import read_corpus
@@ -133,7 +133,7 @@ def run_diagnostics(
         KvferryError: a mapper is unreadable or was fitted for other models, or a measure is undefined for it.
     """
     setting = sets.setting
-    manifests = {name: read_manifest(mappers[name]) for name in asked}
+    manifests = {name: manifest_of(mappers[name]) for name in asked}
     everyone = [_contestant(sets, source, pair, name, how, manifests[name]) for name, how in asked.items()]
     due = [who for who in everyone if missing(who, setting, DIAGNOSTICS)]
     for group in together(due, {name: manifest["weights_bytes"] for name, manifest in manifests.items()}):

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvferry.errors import KvferryError
+from kvferry.evaluate.finite import NotFinite, named
 from kvferry.kv.attention import Attention, attend, observed
 from kvferry.kv.cache import LayerKV, forward, make_cache
 from kvferry.kv.handoff import Translator, as_cached
@@ -76,8 +77,8 @@ def diagnose(
     the target's rotation is taken off mapped and true ones alike, as they lie in the cache.
 
     Raises:
-        KvferryError: a text is empty or longer than the target's positions, a mapped value is not finite, R² is undefined
-            since a head's values never change, or the target's attention cannot be observed.
+        KvferryError: a text is empty or longer than the target's positions, the target's attention or a mapped value is not
+            finite, R² is undefined since a head's values never change, or the target's attention cannot be observed.
     """
     found = {name: Diagnosis() for name in ferries}
     errors: dict[str, list[Sums]] = {name: [] for name in ferries}
@@ -103,7 +104,9 @@ def diagnose(
 
 
 def look(attention: Attention) -> Truth:
-    """What diagnostics need of one layer's attention to one text: an observer."""
+    """What diagnostics need of one layer's attention to one text: an observer. Raises NotFinite if it is not."""
+    if not attention.output.isfinite().all():
+        raise NotFinite(0, f"the target's attention is not finite in layer {attention.layer}")
     query = attention.query[0].double().unflatten(0, (attention.key.shape[1], -1)).flatten(1, 2)
     strengths, directions = torch.linalg.eigh(query.transpose(1, 2) @ query)
     # An eigenvalue that is next to zero may come out a little below it.
@@ -178,7 +181,7 @@ def _read(target: PreTrainedModel, text: str, tokens: Tokens) -> list[Truth]:
         )
     span = Span.of([tokens], target.device)
     positions = torch.arange(len(tokens), device=target.device)[None]
-    with observed(target, look) as seen:
+    with named(lambda _: f"text {text}"), observed(target, look) as seen:
         forward(target, span.ids, make_cache([], target), span.mask, positions)
     return [seen[layer] for layer in sorted(seen)]
 

@@ -8,7 +8,7 @@ read by the target, once for all its continuations. What is in memory at a time 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kvferry.errors import KvferryError
 from kvferry.evaluate.decode import decode
+from kvferry.evaluate.finite import check_finite, named
 from kvferry.evaluate.planning import batches, group_by_header
 from kvferry.evaluate.scoring import Answer, Row, note, rows_of
 from kvferry.kv.handoff import Prefix, System, closed, read, select
@@ -40,6 +41,7 @@ class SystemLM(HFLM):
     to be generated included (a batch is one prompt at least); while continuations are scored the cache is held twice, and
     beside it that of one shared header. Logits are held of LOGIT_TOKENS places at most, or batch_tokens if that is less.
     batch_rows: rows of a batch at most, lm-eval's `batch_size`, if that too is to be kept to.
+    item_of: what messages call the item of a request.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class SystemLM(HFLM):
         batch_tokens: int,
         max_new_tokens: int = 256,
         batch_rows: int | None = None,
+        item_of: Callable[[Instance], str] = lambda request: f"{request.task_name}, question {request.doc_id}",
     ) -> None:
         super().__init__(pretrained=system.target, tokenizer=tokenizer, batch_size=1)
         self.system, self.hold_back, self.batch_tokens, self.max_new_tokens = (
@@ -58,6 +61,8 @@ class SystemLM(HFLM):
             batch_tokens,
             max_new_tokens,
         )
+        self.item_of = item_of
+        self._asked: dict[tuple[Any, ...], Instance] = {}
         self.logit_tokens = min(LOGIT_TOKENS, batch_tokens)
         self.batch_rows = min(batch_rows or self.logit_tokens, self.logit_tokens)
 
@@ -67,21 +72,29 @@ class SystemLM(HFLM):
         return self.max_new_tokens
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[Answer]:
-        """Log-likelihood of each (context, continuation) and whether greedy decoding gives it; our own bar is shown instead."""
+        """Log-likelihood of each (context, continuation) and whether greedy decoding gives it; our own bar is shown instead.
+
+        Raises:
+            KvferryError: the logits of a request are not finite.
+        """
+        self._asked = {request.args: request for request in requests}
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
     def _loglikelihood_tokens(self, requests: list[tuple[Any, list[int], list[int]]], **_: Any) -> list[Answer]:
         """Score (text, context, continuation) requests, in their order."""
         pairs = [self._fit(context, continuation) for _, context, continuation in requests]
         asked: dict[Tokens, set[Tokens]] = {}
-        for context, continuation in pairs:
+        texts: dict[Tokens, tuple[Any, ...]] = {}
+        for (text, *_), (context, continuation) in zip(requests, pairs, strict=True):
             asked.setdefault(context, set()).add(continuation)
+            texts.setdefault(context, text)
         contexts = sorted(asked)
         answers: dict[tuple[Tokens, Tokens], Answer] = {}
         with bar(len(contexts), "contexts") as progress:
             for batch, prefix in self._prefixes(contexts):
                 rows = rows_of([asked[contexts[number]] for number in batch])
-                self._score([contexts[number] for number in batch], prefix, rows)
+                with named(lambda row, batch=batch: self._called(texts[contexts[batch[row]]])):
+                    self._score([contexts[number] for number in batch], prefix, rows)
                 for row in rows:
                     context = contexts[batch[row.number]]
                     answers |= {(context, continuation): found for continuation, found in row.answers().items()}
@@ -89,6 +102,10 @@ class SystemLM(HFLM):
                 # else it would be held while the next one is made
                 del prefix
         return [answers[pair] for pair in pairs]
+
+    def _called(self, text: tuple[Any, ...]) -> str:
+        """What messages call a (context, continuation): its item, if it is one."""
+        return self.item_of(self._asked[text]) if text in self._asked else f"the prompt that ends in {text[0][-40:]!r}"
 
     def _fit(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[Tokens, Tokens]:
         """Cut a request that is longer than the model's positions from the left, as HFLM does."""
@@ -146,6 +163,7 @@ class SystemLM(HFLM):
     def _score(self, contexts: list[Tokens], prefix: Prefix, rows: list[Row]) -> None:
         """Answer all rows of a batch of contexts."""
         logits, prefix = self._read_tails(contexts, prefix)
+        check_finite(logits, prefix, range(len(contexts)))
         note(logits, [(row.number, row, row.wanted[0]) for row in rows])
         del logits
         longer = [row for row in rows if row.rest]
@@ -166,6 +184,8 @@ class SystemLM(HFLM):
             pieces = [row.rest[start : start + step] for row in rows]
             span = Span.of(pieces, self.device)
             logits, prefix = read(self.system.target, prefix, span, span.mask.bool())
+            places = [row for row, piece in enumerate(pieces) for _ in piece]
+            check_finite(logits, prefix, [row.number for row in rows], places)
             asked = [
                 (row, tokens)
                 for row, piece in zip(rows, pieces, strict=True)
@@ -174,7 +194,11 @@ class SystemLM(HFLM):
             note(logits, [(place, *what) for place, what in enumerate(asked)])
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy texts up to a stop string, in the order of the requests."""
+        """Greedy texts up to a stop string, in the order of the requests.
+
+        Raises:
+            KvferryError: the logits of a request are not finite, or as `_plan`.
+        """
         plans = [self._plan(*request.args) for request in requests]
         texts: list[str] = [""] * len(requests)
         for stops, limit in dict.fromkeys((plan[1], plan[2]) for plan in plans):
@@ -182,7 +206,9 @@ class SystemLM(HFLM):
             prompts = [plans[number][0] for number in members]
             with bar(len(members), "generate") as progress:
                 for batch, prefix in self._prefixes(prompts, limit):
-                    found = self._generate([prompts[number] for number in batch], prefix, stops, limit)
+                    asked = [requests[members[number]] for number in batch]
+                    with named(lambda row, asked=asked: self.item_of(asked[row])):
+                        found = self._generate([prompts[number] for number in batch], prefix, stops, limit)
                     for number, text in zip(batch, found, strict=True):
                         texts[members[number]] = text
                     progress.update(len(batch))

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from kvferry.evaluate.pair import DECIDING
-from kvferry.evaluate.setting import Contestant
+from kvferry.evaluate.pair import DECIDING, manifest_of
+from kvferry.evaluate.setting import Contestant, model_id
 from kvferry.kv.cache import devices_of, layer_devices
 from kvferry.kv.handoff import Handoff
-from kvferry.kv.mapper import Mapper, load_mapper, read_manifest
+from kvferry.kv.mapper import Mapper, load_mapper
 from kvferry.kv.prefill import Memory
 from kvferry.prepare.models import Loaded
 
@@ -41,12 +41,12 @@ class Mapped:
         Raises:
             KvferryError: the mapper's manifest is missing, broken or altered.
         """
-        manifest = read_manifest(self.directory)
+        manifest = manifest_of(self.directory)
         mapper = {key: manifest[key] for key in DECIDING}
         return Contestant(
             self.variant,
             self.target.card["model"],
-            {"source": self.source.card["weights_id"], "mapper": mapper, **deciding},
+            {"source": model_id(self.source.card), "mapper": mapper, **deciding},
             {},
             dict(self.outputs),
             self.source.card["model"],

@@ -12,11 +12,11 @@ from pathlib import Path
 from kvferry.evaluate.contest import Entry, answer
 from kvferry.evaluate.controls import Passthrough
 from kvferry.evaluate.kept import publish
-from kvferry.evaluate.pair import Asked, contestant
+from kvferry.evaluate.pair import Asked, contestant, manifest_of
 from kvferry.evaluate.setting import Contestant, Setting
 from kvferry.kv.cache import layer_devices
 from kvferry.kv.handoff import Handoff, Native, Translator
-from kvferry.kv.mapper import load_mapper, read_manifest
+from kvferry.kv.mapper import load_mapper
 from kvferry.kv.prefill import Memory
 from kvferry.records import NATIVE, NATIVE_INJECTED
 
@@ -36,7 +36,7 @@ def run_native(setting: Setting, asked: Mapping[str, Asked], mapper: Path | None
     entries: list[Entry] = [(who, own)]
     for name, how in controls.items():
         directory = None if name == NATIVE_INJECTED else mapper
-        manifest = None if directory is None else read_manifest(directory)
+        manifest = None if directory is None else manifest_of(directory)
         system = Handoff(target.model, target.model, _carrier(setting, directory), memory=setting.memory)
         entries.append((contestant(target, setting, None, name, how, manifest), system))
     answer(setting, own, entries)

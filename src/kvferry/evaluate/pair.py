@@ -12,14 +12,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from kvferry.errors import KvferryError
 from kvferry.evaluate.contest import answer
 from kvferry.evaluate.controls import WrongDocument, ZeroCache, random_like
 from kvferry.evaluate.kept import missing, publish
-from kvferry.evaluate.setting import Contestant, Setting
+from kvferry.evaluate.setting import Contestant, Setting, model_id
 from kvferry.files import fingerprint
 from kvferry.kv.cache import layer_devices
 from kvferry.kv.handoff import Handoff, Native, System
-from kvferry.kv.mapper import load_mapper, read_manifest
+from kvferry.kv.mapper import MANIFEST, VARIANT, load_mapper, read_manifest
 from kvferry.prepare.models import Loaded
 from kvferry.records import RANDOM_MAPPER, WRONG_DOCUMENT
 
@@ -38,6 +39,21 @@ class Asked:
     native_head: int
     outputs: dict[str, Path]
     shard: tuple[int, int] | None = None
+
+
+def manifest_of(directory: Path) -> dict[str, Any]:
+    """The manifest of a variant's mapper, whose directory has the variant's name.
+
+    Raises:
+        KvferryError: missing, broken or altered, or a copy of another variant's.
+    """
+    manifest = read_manifest(directory)
+    variant = manifest.get(VARIANT, directory.name)
+    if variant != directory.name:
+        raise KvferryError(
+            f"{directory / MANIFEST}: is of the mapper {variant}, not of {directory.name}; delete {directory} and run again"
+        )
+    return manifest
 
 
 def asked_of(given: Mapping[str, Any], heads: Mapping[str, int] = MappingProxyType({})) -> dict[str, Asked]:
@@ -59,7 +75,7 @@ def run_pair(
     Raises:
         KvferryError: a mapper is unreadable or was fitted for other models, or items were not answered.
     """
-    manifests = {name: read_manifest(directory) for name, directory in mappers.items()}
+    manifests = {name: manifest_of(directory) for name, directory in mappers.items()}
     everyone = [contestant(source, setting, pair, name, how, manifests.get(name)) for name, how in asked.items()]
     due = [who for who in everyone if missing(who, setting, who.outputs)]
     own = Native(setting.target.model)
@@ -74,7 +90,7 @@ def contestant(
 ) -> Contestant:
     """The system of this name; without a manifest it is the zeroed cache."""
     mapper = {key: manifest[key] for key in DECIDING} if manifest else None
-    identity = {"source": source.card["weights_id"], "mapper": mapper}
+    identity = {"source": model_id(source.card), "mapper": mapper}
     if name == RANDOM_MAPPER:
         identity |= {"seed": setting.config["controls"]["seed"]}
     if name == WRONG_DOCUMENT:

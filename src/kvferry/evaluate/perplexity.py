@@ -8,12 +8,13 @@ Does not know corpora or files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kvferry.evaluate.finite import check_finite, named
 from kvferry.files import fingerprint
 from kvferry.kv.handoff import System, read
 from kvferry.kv.prefill import Memory, Span
@@ -47,29 +48,44 @@ def measure_chunks(own: System, systems: Mapping[str, System], chunks: Tensor, c
     tokens, so that other texts are never taken for the same item. `own` is the target on its own, which may be one of
     `systems`; all have the same target. Of logits, the target's own of a batch and one system's are held at a time. The memory
     that systems share is cleared after each batch, whose prefills no later one asks for.
+
+    Raises:
+        KvferryError: what a system makes of a chunk is not finite.
     """
     found: Found = {name: {measure: [] for measure in METRICS} for name in systems}
     with bar(len(chunks), "perplexity", "chunk") as progress:
-        for batch in chunks.split(BATCH):
+        for first, batch in zip(range(0, len(chunks), BATCH), chunks.split(BATCH), strict=True):
             ids = batch.to(own.target.device)
-            truth = list(_log_probabilities(own, ids, cut))
+            with named(_called("the target on its own", first)):
+                truth = list(_log_probabilities(own, ids, cut))
             for name, system in systems.items():
                 readings = truth if system is own else _log_probabilities(system, ids, cut)
-                for row, (true, reading) in enumerate(zip(truth, readings, strict=True)):
-                    _note(found[name], ids[row], cut, _scores(true, reading, ids[row, cut.prefix :]))
+                with named(_called(name, first)):
+                    for row, (true, reading) in enumerate(zip(truth, readings, strict=True)):
+                        _note(found[name], ids[row], cut, _scores(true, reading, ids[row, cut.prefix :]))
             memory.clear()
             progress.update(len(batch))
     return found
 
 
+def _called(who: str, first: int) -> Callable[[int], str]:
+    """What a message calls a row of the batch that begins with chunk `first`."""
+    return lambda row: f"{who}, chunk {first + row} of the text for perplexity"
+
+
 def _log_probabilities(system: System, ids: Tensor, cut: Cut) -> Iterator[Tensor]:
-    """Log-probabilities `[scored, vocabulary]` of the next token at every scored one, float32, a chunk at a time."""
+    """Log-probabilities `[scored, vocabulary]` of the next token at every scored one, float32, a chunk at a time.
+
+    Raises:
+        NotFinite: logits are not finite.
+    """
     everything, start = torch.ones_like(ids), cut.ferried
     given = system.start(len(ids))
     if start:
         given = system.extend(given, Span(ids[:, :start], everything[:, :start]))
     rest = Span(ids[:, start:-1], everything[:, start:-1])
-    logits, _ = read(system.target, given, rest, logits_to_keep=ids.shape[1] - cut.prefix)
+    logits, given = read(system.target, given, rest, logits_to_keep=ids.shape[1] - cut.prefix)
+    check_finite(logits, given, range(len(ids)))
     for row in logits:
         yield row.float().log_softmax(-1)
 

@@ -35,7 +35,7 @@ def run_benchmark(who: Contestant, system: System, setting: Setting, name: str) 
     """Answer a benchmark, as many items as the contestant's limit says.
 
     Raises:
-        KvferryError: items that were asked for were not answered.
+        KvferryError: items that were asked for were not answered, or logits of one are not finite.
     """
     quiet_harness()
     benchmark, evaluation = BENCHMARKS[name], setting.evaluation
@@ -47,6 +47,7 @@ def run_benchmark(who: Contestant, system: System, setting: Setting, name: str) 
         evaluation["hold_back"],
         evaluation["batch_tokens"],
         evaluation["max_new_tokens"],
+        item_of=lambda request: f"{who.name}, item {request.task_name}/{drawn[request.task_name][request.doc_id]}",
     )
     samples = _answered(model, [task for task in tasks if task.config.task in drawn], drawn, evaluation["seed"])
     items = [item for task, own in samples.items() for item in read_samples(task, own, name)]

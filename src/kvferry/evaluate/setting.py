@@ -17,6 +17,7 @@ from kvferry.devices import kinds_of
 from kvferry.evaluate.clock import device_name
 from kvferry.evaluate.tasks import Questions
 from kvferry.files import fingerprint
+from kvferry.kv.mapper import IDENTITY
 from kvferry.kv.prefill import Memory
 from kvferry.prepare.calibration import Draw, Side, draw_sequences
 from kvferry.prepare.corpora import read_corpus
@@ -44,6 +45,11 @@ class Contestant:
     pair: str | None = None
     native_head: int = 0
     shard: tuple[int, int] | None = None
+
+
+def model_id(card: dict[str, Any]) -> list[str]:
+    """What tells a model from others: its weights, its config, and the tokenizer that makes its prompts."""
+    return [card[key] for key in IDENTITY]
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class Setting:
         elsewhere = ("benchmarks", "full", "cache_mb", "systems_a_job")
         protocol = {key: value for key, value in self.evaluation.items() if key not in elsewhere}
         arithmetic = [self.config["compute"]["dtype"], kinds_of(self.config["compute"])]
-        return [protocol, arithmetic, self.target.card["weights_id"], versions(), code_id()]
+        return [protocol, arithmetic, model_id(self.target.card), versions(), code_id()]
 
     def protocol(self, who: Contestant) -> dict[str, Any]:
         """What every record says of the hand-off and the arithmetic."""

@@ -12,17 +12,16 @@ from typing import Any
 
 from kvferry.config import Geometry
 from kvferry.errors import KvferryError
-from kvferry.files import fingerprint
 from kvferry.fit.budget import MB, Sums, choice_of
 from kvferry.fit.mlp import fit_mlp
 from kvferry.fit.pair import K_COUPLED, PairMoments
 from kvferry.fit.quality import applied_r2
 from kvferry.fit.ridge import SAME_HEAD, Fit, fit_ridge
-from kvferry.fit.rows import check_match
+from kvferry.fit.rows import check_match, origin_of
 from kvferry.fit.selection import top_layers
 from kvferry.fit.systems import CutSystems, SummedSystems, Systems
 from kvferry.fit.weights import RowRule
-from kvferry.kv.mapper import COUPLED, save_mapper
+from kvferry.kv.mapper import COUPLED, VARIANT, save_mapper
 
 Recipe = dict[str, Any]
 Way = tuple[RowRule, bool]
@@ -116,6 +115,7 @@ def _write(
     for name, fit in fits.items():
         r2 = {"in_sample": fit.r2, "held_out": held_out[name]}
         manifest = _manifest(rows, recipes[name], fit, r2) | {"rows": count, "held_out_rows": held_rows}
+        manifest |= {VARIANT: directories[name].name}
         save_mapper(fit.mapper, manifest, directories[name])
 
 
@@ -159,10 +159,8 @@ def _manifest(rows: Calibration, recipe: Recipe, fit: Fit, r2: dict[str, Any]) -
     heads = 1 if recipe["support"] == SAME_HEAD else source["kv_heads"]
     return {
         "recipe": recipe,
-        "source": indices["source"]["identity"],
-        "target": indices["target"]["identity"],
+        **origin_of(rows.source, rows.target),
         "calibration": indices["source"]["calibration"],
-        "calibration_sha256": fingerprint([index["shards"] for index in indices.values()]),
         "features": len(fit.mapper.selected[0]) * heads * source["head_dim"],
         "r2": r2,
     }

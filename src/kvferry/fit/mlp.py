@@ -10,7 +10,6 @@ weights of rows.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Iterable
@@ -19,17 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
 from kvferry.errors import KvferryError
-from kvferry.files import fingerprint, sha256_file, written_whole
+from kvferry.files import fingerprint, sha256_file
 from kvferry.fit.budget import MB
 from kvferry.fit.pair import KINDS
-from kvferry.fit.rows import Pieces, check_match, features, first_sequences, paired_shards, width
-from kvferry.kv.dump import is_marked, read_shards, shard_entries
+from kvferry.fit.rows import Pieces, check_match, features, first_sequences, origin_of, paired_shards, width
+from kvferry.kv.dump import read_shards, shard_entries
 from kvferry.kv.mapper import COUPLED, Mapper, Network
+from kvferry.kv.marked import is_marked, write_marked
 from kvferry.prepare.placement import usable
 from kvferry.progress import bar
 
@@ -59,7 +59,7 @@ class _Task:
         """With what the indices of two dumps say, if they match."""
         indices = check_match(source, target)
         geometry = (indices["source"]["geometry"], indices["target"]["geometry"])
-        origin = fingerprint([index["shards"] for index in indices.values()])
+        origin = origin_of(source, target)["calibration_sha256"]
         return _Task(source, target, selected, recipe, checkpoint, usable(device), geometry, origin)
 
     @property
@@ -237,9 +237,8 @@ def _finish(task: _Task, place: Place, rows: _Rows, progress: tqdm) -> None:
     fit = _Side([column.rows for column in inputs], outputs.rows)
     held = _Side([rows.held_x[own] for own in task.reads(place)], rows.held_y[place]) if rows.held_y else None
     network, losses = _train(task, place, fit, held, progress)
-    with written_whole(task.file(place)) as temporary:
-        metadata = {"fingerprint": task.mark(place), "losses": json.dumps(losses)}
-        save_file(_folded(network, inputs, outputs).tensors(), temporary, metadata=metadata)
+    tensors = _folded(network, inputs, outputs).tensors()
+    write_marked(task.file(place), tensors, task.mark(place), losses=losses)
     for side, values in losses.items():
         logging.info("mlp, %s: %s loss by epoch %s", _name(place), side, " ".join(f"{loss:.4f}" for loss in values))
 

@@ -8,8 +8,9 @@ are, so that a fit can weigh them or leave them out without another pass. Does n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -18,10 +19,10 @@ from torch import Tensor
 
 from kvferry.config import Geometry
 from kvferry.errors import KvferryError
-from kvferry.files import read_json, sha256_file, write_json, written_whole
+from kvferry.files import read_sealed, sha256_file, write_sealed, written_whole
 from kvferry.fit.budget import MB, Sums, fits_full
 from kvferry.fit.moments import FIELDS, Moments
-from kvferry.fit.rows import Shape, check_match, features, first_sequences, head_columns, source_head, width
+from kvferry.fit.rows import Shape, check_match, features, first_sequences, head_columns, origin_of, source_head, width
 from kvferry.fit.weights import ATTENTION, RowRule
 from kvferry.kv.dump import Shard
 from kvferry.prepare.placement import usable
@@ -31,6 +32,8 @@ KINDS = ("k", "v")
 K_COUPLED = "k_coupled"
 # What can be summed: the kind of cache, and whether keys keep their rotation.
 SUMMED = {"k": ("k", False), "v": ("v", False), K_COUPLED: ("k", True)}
+# What `save_moments` says of them beside the tensors.
+FACTS = ("rows", "apart", "n", "source", "target", "origin", "sha256")
 PROBED = {"k_rope": K_COUPLED, "k_stripped": "k", "v": "v"}
 
 
@@ -53,6 +56,7 @@ class PairMoments:
 
     heads: by probed kind, one a target head; kinds that are not there follow from `full`.
     source, target: {layers, kv_heads, head_dim}. rows: their number, the early ones included. apart: positions that are early.
+    origin: the dumps that they are of (see `fit.rows.origin_of`); empty for numbers of no dump.
     """
 
     source: Shape
@@ -62,6 +66,7 @@ class PairMoments:
     early: Early | None
     heads: dict[str, list[Moments]] = field(default_factory=dict)
     apart: int = 0
+    origin: dict[str, Any] = field(default_factory=dict)
 
     def weighed(self, kind: str, rule: RowRule) -> Moments:
         """Moments of all rows over all columns, weighed by position. kind: one of `full`.
@@ -131,7 +136,7 @@ def accumulate(source: Path, target: Path, extent: Extent, device: str = "cpu") 
         for own, other, rows in first_sequences(source, target, sequences):
             sums.take(own, other, rows)
             progress.update(len(own.sequences[rows].unique()))
-    return sums.finished()
+    return replace(sums.finished(), origin=origin_of(source, target))
 
 
 class _Sums:
@@ -207,18 +212,25 @@ def save_moments(moments: PairMoments, path: Path) -> None:
         "n": {name: part.n for name, part in parts.items()},
         "source": moments.source,
         "target": moments.target,
+        "origin": moments.origin,
         "sha256": sha256_file(path),
     }
-    write_json(path.with_suffix(".json"), facts)
+    write_sealed(path.with_suffix(".json"), facts)
 
 
-def load_moments(path: Path) -> PairMoments:
+def load_moments(path: Path, dumps: tuple[Path, Path] | None = None) -> PairMoments:
     """Read what `save_moments` wrote. Tensors are mapped from disk, so only what is used is read.
 
+    dumps: of the source and the target, where these moments are used together with their rows.
+
     Raises:
-        KvferryError: the file is missing or altered.
+        KvferryError: the file is missing or altered, or what stands beside it is, or the moments are of other rows.
     """
-    facts = read_json(path.with_suffix(".json"), "moments")
+    facts = read_sealed(path.with_suffix(".json"), "moments", FACTS)
+    if dumps and facts["origin"] != origin_of(*dumps):
+        raise KvferryError(
+            f"{path}: these are not the moments of {dumps[0]} and {dumps[1]} as they are now; delete it and run again"
+        )
     if not path.exists() or sha256_file(path) != facts["sha256"]:
         raise KvferryError(f"{path}: missing or altered since it was written; delete it and run again")
     with safe_open(path, "pt") as file:
@@ -231,4 +243,6 @@ def load_moments(path: Path) -> PairMoments:
             early = Early(file.get_tensor("early.positions"), x, y)
     count = facts["target"]["kv_heads"]
     heads = {kind: [parts[f"{kind}.{head}"] for head in range(count)] for kind in PROBED if f"{kind}.0" in parts}
-    return PairMoments(facts["source"], facts["target"], facts["rows"], full, early, heads, facts["apart"])
+    return PairMoments(
+        facts["source"], facts["target"], facts["rows"], full, early, heads, facts["apart"], facts["origin"]
+    )

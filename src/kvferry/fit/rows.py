@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kvferry.errors import KvferryError
+from kvferry.files import fingerprint
 from kvferry.kv.dump import Shard, read_index, read_shards, shard_entries
 from kvferry.prepare.calibration import Side
 
@@ -38,6 +39,17 @@ def check_match(source: Path, target: Path) -> dict[str, dict[str, Any]]:
             f"{source} and {target}: dumped with different calibration settings; delete both and run again"
         )
     return {"source": own, "target": other}
+
+
+def origin_of(source: Path, target: Path) -> dict[str, Any]:
+    """What tells what is made of two dumps from what is made of others: source and target, and a fingerprint of all rows.
+
+    Raises:
+        KvferryError: as `check_match`.
+    """
+    indices = check_match(source, target)
+    identities = {role: index["identity"] for role, index in indices.items()}
+    return identities | {"calibration_sha256": fingerprint([index["shards"] for index in indices.values()])}
 
 
 def paired_shards(source: Path, target: Path, side: Side) -> Iterator[tuple[Shard, Shard]]:

@@ -16,23 +16,25 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvferry.config import Geometry
 from kvferry.errors import KvferryError
-from kvferry.files import check_room, fingerprint, read_json, sha256_file, write_json, written_whole
+from kvferry.files import check_room, fingerprint, read_sealed, sha256_file, write_sealed
 from kvferry.kv import attention, cache, rope
 from kvferry.kv.attention import observed
 from kvferry.kv.cache import cache_layers, forward, make_cache
+from kvferry.kv.marked import is_marked, write_marked
 from kvferry.kv.rope import Rotation, check_rotation, rotation
 from kvferry.prepare.calibration import Side
 from kvferry.progress import bar
 
 INDEX = "index.json"
 SHARD_SEQUENCES = 8
+# The kinds of tensors of a layer, in words.
+WORDS = {"k": "key", "v": "value", "rk": "weight of a key", "rv": "weight of a value"}
 BATCH = 4
 
 
@@ -98,7 +100,7 @@ def write_dump(
         "dtype": str(model.dtype),
         "shards": shards,
     }
-    write_json(directory / INDEX, index | ({"row_weights": True} if row_weights else {}))
+    write_sealed(directory / INDEX, index | ({"row_weights": True} if row_weights else {}))
 
 
 def _bytes_to_come(
@@ -127,17 +129,6 @@ def _maker(model: PreTrainedModel, card: dict[str, Any], row_weights: bool) -> l
     return [card["weights_id"], card["config_sha256"], *arithmetic, *code]
 
 
-def is_marked(path: Path, mark: str) -> bool:
-    """Whether an earlier run left this very safetensors file, whole and with this mark as its fingerprint."""
-    if not path.exists():
-        return False
-    try:
-        with safe_open(path, "pt") as file:
-            return (file.metadata() or {}).get("fingerprint") == mark
-    except SafetensorError:
-        return False
-
-
 def _write_shard(
     model: PreTrainedModel, ids: Tensor, first: int, stride: int, path: Path, mark: str, row_weights: bool
 ) -> None:
@@ -147,12 +138,7 @@ def _write_shard(
     tensors: dict[str, Tensor] = {}
     for name in parts[0]:
         rows = torch.cat([part[name][:, :, kept].transpose(1, 2).flatten(0, 1) for part in parts])
-        if not rows.isfinite().all():
-            kind, layer = name.split(".")
-            raise KvferryError(
-                f"{model.name_or_path}: layer {layer} gave a {kind} that is not finite "
-                f"in sequences {first} to {first + len(ids) - 1}; use another dtype or look at the model"
-            )
+        _check_finite(rows, name, ids, kept, first, f"{model.name_or_path or type(model).__name__}, {path.stem}")
         tensors[name] = rows.contiguous().cpu()
     count = len(ids)
     tensors["ids"] = ids[:, kept].flatten().contiguous()
@@ -160,8 +146,21 @@ def _write_shard(
     tensors["sequences"] = (torch.arange(count) + first).repeat_interleave(len(kept))
     turned = rotation(model, kept[None].to(model.device))
     tensors["cos"], tensors["sin"] = (table[0].cpu().contiguous() for table in (turned.cos, turned.sin))
-    with written_whole(path) as temporary:
-        save_file(tensors, temporary, metadata={"fingerprint": mark})
+    write_marked(path, tensors, mark)
+
+
+def _check_finite(rows: Tensor, name: str, ids: Tensor, kept: Tensor, first: int, where: str) -> None:
+    """Refuse rows `[sequences·kept, ...]` of `ids [sequences, length]` that are not finite, naming the first such token."""
+    # Not `isfinite` of all of them, which would take ten times as long.
+    if rows.amin().isfinite() and rows.amax().isfinite():
+        return
+    row = int((~rows.flatten(1).isfinite().all(1)).nonzero()[0, 0])
+    sequence, token = row // len(kept), int(kept[row % len(kept)])
+    kind, layer = name.split(".")
+    raise KvferryError(
+        f"{where}: layer {layer} gave a {WORDS[kind]} that is not finite in sequence {first + sequence}, at token {token} "
+        f"(id {int(ids[sequence, token])}); use another dtype or look at the model"
+    )
 
 
 def _states_of(model: PreTrainedModel, ids: Tensor, row_weights: bool) -> dict[str, Tensor]:
@@ -180,8 +179,8 @@ def _states_of(model: PreTrainedModel, ids: Tensor, row_weights: bool) -> dict[s
 
 
 def read_index(directory: Path) -> dict[str, Any]:
-    """The index of a finished dump."""
-    return read_json(directory / INDEX, "dump index")
+    """The index of a finished dump. Raises KvferryError if it is missing, broken, or was changed."""
+    return read_sealed(directory / INDEX, "dump index", ("identity", "geometry", "calibration", "shards"))
 
 
 def shard_entries(directory: Path, side: Side) -> list[dict[str, Any]]:

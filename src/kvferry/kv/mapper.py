@@ -19,12 +19,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvferry.errors import KvferryError
-from kvferry.files import directory_whole, fingerprint, read_json, sha256_file, write_json
+from kvferry.files import SEAL, directory_whole, is_sealed, read_json, sha256_file, write_sealed
 from kvferry.kv.cache import LayerKV
 from kvferry.kv.rope import Rotation
 
-FORMAT = 2
+FORMAT = 3
 WEIGHTS, MANIFEST = "mapper.safetensors", "manifest.json"
+# In a manifest: the name that a fit gave its mapper.
+VARIANT = "variant"
 IDENTITY = ("config_sha256", "tokenizer_sha256", "weights_id")
 STRIPPED, NOT_REAPPLIED, COUPLED = ROPES = ("stripped", "not_reapplied", "coupled")
 # Rows that are mapped at a time. On a CPU their features should stay in its caches; elsewhere only memory bounds them.
@@ -271,15 +273,15 @@ def save_mapper(mapper: Mapper, manifest: dict[str, Any], directory: Path) -> No
             "weights_bytes": (temporary / WEIGHTS).stat().st_size,
             "weights_sha256": sha256_file(temporary / WEIGHTS),
         }
-        whole = manifest | own
-        write_json(temporary / MANIFEST, whole | {"manifest_sha256": fingerprint(whole)})
+        write_sealed(temporary / MANIFEST, manifest | own)
 
 
 def load_mapper(directory: Path, source: dict[str, Any], target: dict[str, Any]) -> tuple[Mapper, dict[str, Any]]:
     """Load an artifact for these two models, given by their cards. Returns the mapper and its manifest.
 
     Raises:
-        KvferryError: unreadable, another format, altered weights, or made for another source, target or tokenizer.
+        KvferryError: unreadable, another format, altered weights, made for another source, target or tokenizer, or tensors that
+            are not those of a mapper between caches of these shapes.
     """
     manifest = read_manifest(directory)
     for role, card in (("source", source), ("target", target)):
@@ -300,7 +302,42 @@ def load_mapper(directory: Path, source: dict[str, Any], target: dict[str, Any])
         [_stored_map(tensors, f"{kind}.{layer}", manifest, directory) for layer in range(len(selected))]
         for kind in ("k", "v")
     )
-    return Mapper(selected, keys, values, manifest["kv_heads"], manifest["rope"]), manifest
+    mapper = Mapper(selected, keys, values, manifest["kv_heads"], manifest["rope"])
+    if not (_is_as_stated(mapper, manifest) and _has_shapes_of(mapper, source, target)):
+        raise KvferryError(
+            f"{directory / WEIGHTS}: its tensors have not the numbers, types or shapes of a mapper from "
+            f"{source['model']} to {target['model']}; fit it again"
+        )
+    return mapper, manifest
+
+
+def _is_as_stated(mapper: Mapper, manifest: dict[str, Any]) -> bool:
+    """Whether a mapper has as many weights, and all tensors of the type, that its manifest states."""
+    types = {str(part.dtype) for own in (*mapper.keys, *mapper.values) for part in own.tensors().values()}
+    return types == {f"torch.{manifest['dtype']}"} and mapper.parameters == manifest["parameters"]
+
+
+def _has_shapes_of(mapper: Mapper, source: dict[str, Any], target: dict[str, Any]) -> bool:
+    """Whether a mapper takes a row of the source's cache to one of the target's, as far as the cards say their geometry.
+
+    Nothing is computed: tensors without data tell the shapes.
+    """
+    if not all({"layers", "kv_heads", "head_dim"} <= card.keys() for card in (source, target)):
+        return True
+    nothing = torch.device("meta")
+    row = torch.empty(1, source["kv_heads"] * source["head_dim"], dtype=mapper.dtype, device=nothing)
+    wanted = (1, target["kv_heads"] * target["head_dim"])
+    read = {layer for chosen in mapper.selected for layer in chosen}
+    if len(mapper.selected) != target["layers"] or not read <= set(range(source["layers"])):
+        return False
+    try:
+        return mapper.kv_heads == target["kv_heads"] and all(
+            own.to(nothing).blocks([row] * len(chosen)).shape == wanted
+            for maps in (mapper.keys, mapper.values)
+            for own, chosen in zip(maps, mapper.selected, strict=True)
+        )
+    except RuntimeError:
+        return False
 
 
 def _stored_map(tensors: dict[str, Tensor], name: str, manifest: dict[str, Any], directory: Path) -> Map:
@@ -321,9 +358,9 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     manifest = read_json(directory / MANIFEST, "mapper manifest")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise KvferryError(f"{directory / MANIFEST}: not a mapper manifest of format {FORMAT}; fit the mapper again")
-    if manifest.pop("manifest_sha256", None) != fingerprint(manifest):
+    if SEAL not in manifest or not is_sealed(manifest):
         raise KvferryError(f"{directory / MANIFEST}: altered since it was written; fit the mapper again")
-    return manifest
+    return {key: part for key, part in manifest.items() if key != SEAL}
 
 
 def _load_weights(directory: Path, manifest: dict[str, Any]) -> dict[str, Tensor]:

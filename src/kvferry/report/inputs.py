@@ -12,10 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from kvferry.asked import dialogue_variants, records_of_model, records_of_pair
+from kvferry.asked import MEASURES, dialogue_variants, records_of_model, records_of_pair
 from kvferry.config import Project
 from kvferry.errors import KvferryError
-from kvferry.files import read_json
+from kvferry.files import read_sealed
 from kvferry.records import NATIVE, PERPLEXITY, ZERO_CACHE, Record, read_record
 from kvferry.report.paper import FIVE, PAPER_ROOT, Paper
 from kvferry.report.papers_recipe import RIDGE, STRIPPED, is_papers
@@ -172,7 +172,7 @@ class Results:
             native={(model, name): own for (system, model, name), own in of_models.items() if system == NATIVE},
             injected={key: own for key, own in of_models.items() if key[0] != NATIVE},
             transfers=_of_pairs(results_root / "records" / "pairs", chosen, project),
-            cards={model: _fields(results_root / "models" / model / "card.json", CARD_FIELDS) for model in models},
+            cards={model: _card(results_root / "models" / model / "card.json", model) for model in models},
             manifests=_manifests(results_root / "pairs", chosen, project),
             paper=Paper(paper_root),
             held_out_benchmarks=_in_order(config["evaluation"]["benchmarks"], HELD_OUT),
@@ -230,7 +230,12 @@ def _of_models(root: Path, models: Sequence[str], project: Project) -> dict[tupl
     """By system, model and name: what models answer on their own, and the controls of targets."""
     return {
         (system, model, name): _checked(
-            root / system / model / f"{name}.json", target=model, system=system, benchmark=name, pair=None
+            root / system / model / f"{name}.json",
+            _protocol(project, name),
+            target=model,
+            system=system,
+            benchmark=name,
+            pair=None,
         )
         for model in models
         for system, names in records_of_model(project, model).items()
@@ -241,7 +246,13 @@ def _of_models(root: Path, models: Sequence[str], project: Project) -> dict[tupl
 def _of_pairs(root: Path, pairs: Sequence[Pair], project: Project) -> dict[tuple[str, str, str], Record]:
     return {
         (pair.name, system, name): _checked(
-            root / pair.name / system / f"{name}.json", target=pair.target, benchmark=name, pair=pair.name
+            root / pair.name / system / f"{name}.json",
+            _protocol(project, name),
+            target=pair.target,
+            source=pair.source,
+            system=system,
+            benchmark=name,
+            pair=pair.name,
         )
         for pair in pairs
         for system, names in records_of_pair(project, pair.name).items()
@@ -249,8 +260,21 @@ def _of_pairs(root: Path, pairs: Sequence[Pair], project: Project) -> dict[tuple
     }
 
 
-def _checked(path: Path, **expected: str | None) -> Record:
-    """Read a record and refuse one that describes something else than its place says."""
+def _protocol(project: Project, name: str) -> dict[str, Any]:
+    """What the config says of how a benchmark, or a measure of the next token, was answered."""
+    config = project.config
+    evaluation, how = config["evaluation"], config.get("perplexity", {})
+    own = {key: evaluation[key] for key in ("hold_back", "max_new_tokens") if key in evaluation}
+    if name in evaluation["benchmarks"]:
+        return own
+    return {**own, **{key: how[key] for key in ("prefix", "scored") if key in how}} if name in MEASURES else {}
+
+
+def _checked(path: Path, protocol: Mapping[str, Any], **expected: str | None) -> Record:
+    """Read a record and refuse one that describes something else than its place says, or was made in another way.
+
+    protocol: settings, of which the record has those that concern it.
+    """
     if not path.exists():
         raise KvferryError(f"{path}: the record is missing; run its evaluation first")
     record = read_record(path)
@@ -258,21 +282,43 @@ def _checked(path: Path, **expected: str | None) -> Record:
         if getattr(record, part) != value:
             found = getattr(record, part)
             raise KvferryError(f"{path}: the record has {part} {found!r} where {value!r} belongs; delete it, run again")
+    for key, value in protocol.items():
+        if record.settings.get(key, value) != value:
+            found = record.settings[key]
+            raise KvferryError(f"{path}: was made with {key} {found!r}, the config has {value!r}; delete it, run again")
     return record
 
 
-def _fields(path: Path, fields: Sequence[str]) -> dict[str, Any]:
-    """Read a card or a manifest that has at least these fields."""
-    value = read_json(path, path.stem)
-    missing = [name for name in fields if name not in value]
-    if missing:
-        raise KvferryError(f"{path}: the {path.stem} lacks {', '.join(missing)}; delete it and run again")
-    return value
+def _card(path: Path, model: str) -> dict[str, Any]:
+    """Read a card that has at least CARD_FIELDS, and refuse another model's."""
+    card = read_sealed(path, "card", CARD_FIELDS)
+    if card.get("model", model) != model:
+        raise KvferryError(f"{path}: is the card of {card['model']!r}, not of {model!r}; delete it and run again")
+    return card
 
 
 def _manifests(root: Path, pairs: Sequence[Pair], project: Project) -> dict[tuple[str, str], dict[str, Any]]:
     return {
-        (pair.name, variant): _fields(root / pair.name / "mappers" / variant / "manifest.json", MANIFEST_FIELDS)
+        (pair.name, variant): _manifest(
+            root / pair.name / "mappers" / variant / "manifest.json", pair, variant, project
+        )
         for pair in pairs
         for variant in variants_of(project, pair.name)
     }
+
+
+def _manifest(path: Path, pair: Pair, variant: str, project: Project) -> dict[str, Any]:
+    """Read a manifest that has at least MANIFEST_FIELDS, and refuse that of another mapper, pair or recipe."""
+    manifest = read_sealed(path, "manifest", MANIFEST_FIELDS)
+    found = {"variant": manifest.get("variant", variant)}
+    found |= {role: manifest.get(role, {}).get("model", getattr(pair, role)) for role in ("source", "target")}
+    for part, value in {"variant": variant, "source": pair.source, "target": pair.target}.items():
+        if found[part] != value:
+            raise KvferryError(f"{path}: the mapper has {part} {found[part]!r} where {value!r} belongs; fit it again")
+    for key, value in project.variant(variant).items():
+        if manifest["recipe"].get(key) != value:
+            raise KvferryError(
+                f"{path}: the mapper was fitted with {key} {manifest['recipe'].get(key)!r}, the config has {value!r}; "
+                "fit it again"
+            )
+    return manifest
