@@ -222,23 +222,6 @@ def unanswered(damage: Damage) -> Damage:
     return whole
 
 
-def of_another_model(dump: Path) -> None:
-    """A whole dump, with all that is fitted on it."""
-    shutil.rmtree(dump)
-    shutil.copytree(OTHER_DUMP, dump)
-    again("moments", "fit")
-    shutil.rmtree(RESULTS / "records")
-
-
-def kept(path: Path) -> Path:
-    """The record that a job keeps for itself."""
-    return next((path.parent / ".kept").glob(f"{path.stem}-*.json"))
-
-
-def damaged_kept(path: Path) -> None:
-    cut(kept(path))
-
-
 def merge(role: str, **changes: str) -> Callable[[dict], dict]:
     return lambda manifest: manifest | {role: manifest[role] | changes}
 
