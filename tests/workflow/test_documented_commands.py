@@ -3,11 +3,13 @@
 A block in the language of a shell, or in none, holds commands: anything else names its language (text, yaml, mermaid).
 """
 
+import ast
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
@@ -49,7 +51,10 @@ def snakemake(words):
 
 
 def python(words):
-    if words[0] != "-m":
+    if words[0] == "-c":
+        imports = [node for node in ast.walk(ast.parse(words[1])) if isinstance(node, ast.ImportFrom)]
+        assert all(hasattr(import_module(node.module), name.name) for node in imports for name in node.names)
+    elif words[0] != "-m":
         assert (ROOT / words[0]).is_file()
     elif words[1] in LOOKING:
         run(*words[1:])
