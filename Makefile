@@ -10,7 +10,7 @@ READY := .venv/.ready
 SNAKEMAKE = $(BIN)/python -m kvferry.alone .snakemake.lock $(BIN)/snakemake --nolock \
 	--cores $(CORES) --resources mem_mb=$(MEMORY_MB) gpu=$(GPUS) --configfile $(CONFIG)
 
-.PHONY: demo test lint setup report plan bench clean
+.PHONY: demo test lint setup report plan bench docs pictures clean
 
 demo: setup
 	@results=$$($(BIN)/python -m kvferry.config $(CONFIG)) && $(SNAKEMAKE) && cat $$results/headline.txt
@@ -23,6 +23,14 @@ plan: setup
 
 bench: setup
 	@$(BIN)/python bench/fit.py && $(BIN)/python bench/apply.py && $(BIN)/python bench/evaluate.py
+
+# The pages that are made from something else: the configuration reference and the picture of the rules.
+docs: setup
+	@$(BIN)/python -m kvferry.reference && $(BIN)/python docs/dag.py
+
+# Small copies of the default run's figures, after `make demo`.
+pictures: setup
+	@$(BIN)/python docs/pictures.py figures
 
 test: setup
 	@$(BIN)/pytest

@@ -35,6 +35,7 @@ PAPER_RUN = {
     "headline": "paper",
     "sweeps": {},
     "greedy": {},
+    "coqa": {},
 }
 PAPER_RECIPE = {
     "method": "ridge",

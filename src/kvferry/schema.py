@@ -142,7 +142,7 @@ def _sentence(name: str, error: ValidationError) -> KvferryError:
         return _unknown_key(name, key, error)
     if error.validator in ("minItems", "minProperties") and not error.instance:
         return problem(name, key, f"{shown(error.instance)} is empty; add at least one ({_about(error.schema)})")
-    what = f"{shown(error.instance)} is not {_expected(error.schema)}"
+    what = f"{shown(error.instance)} is not {expected(error.schema)}"
     return problem(name, key, f"{what}; {_remedy(error.instance, error.schema)}")
 
 
@@ -166,15 +166,15 @@ def _is_declared(key: str, schema: dict[str, Any]) -> bool:
 
 
 def _about(schema: dict[str, Any]) -> str:
-    return schema.get("description") or _expected(schema)
+    return schema.get("description") or expected(schema)
 
 
-def _expected(schema: dict[str, Any]) -> str:
-    """Say in words what a schema takes."""
+def expected(schema: dict[str, Any]) -> str:
+    """Say in words what a schema takes, such as `an integer ≥ 1`."""
     if "title" in schema:
         return schema["title"]
     if "anyOf" in schema:
-        return " or ".join(_expected(option) for option in schema["anyOf"])
+        return " or ".join(expected(option) for option in schema["anyOf"])
     if "const" in schema:
         return f'"{schema["const"]}"'
     if "enum" in schema:
@@ -195,8 +195,9 @@ def _kind(schema: dict[str, Any]) -> str:
 
 
 def _range(schema: dict[str, Any]) -> str:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    return (f" ≥ {low}" if low is not None else "") + (f" and ≤ {high}" if high is not None else "")
+    bounds = {"≥": "minimum", ">": "exclusiveMinimum", "≤": "maximum"}
+    parts = [f"{sign} {schema[key]}" for sign, key in bounds.items() if key in schema]
+    return " " + " and ".join(parts) if parts else ""
 
 
 def _remedy(value: object, schema: dict[str, Any]) -> str:
