@@ -204,8 +204,8 @@ def plan(wish: Wish) -> Plan:
         source_layers=source.layers,
         rows=rows,
         features=features,
-        source_dump_bytes=dumped * _token_bytes(source, wish.dtype),
-        target_dump_bytes=dumped * _token_bytes(target, wish.dtype),
+        source_dump_bytes=dumped * token_bytes(source, wish.dtype),
+        target_dump_bytes=dumped * token_bytes(target, wish.dtype),
         moments=moments,
         moments_flops=flops,
         solve_flops=_solve_flops(target, features, target.kv_heads if local else 1),
@@ -222,7 +222,7 @@ def _left_out(recipe: dict[str, Any]) -> int:
     return recipe["native_head"] if recipe["head_rows"] == "left_out" else 0
 
 
-def _token_bytes(geometry: Geometry, dtype: str) -> int:
+def token_bytes(geometry: Geometry, dtype: str) -> int:
     """Bytes of a token's keys and values in all layers."""
     return KINDS * geometry.layers * geometry.kv_heads * geometry.head_dim * SIZE_OF[dtype]
 
@@ -267,10 +267,10 @@ def written(outcomes: Sequence[Outcome]) -> str:
 def _disk_table(plans: Sequence[Plan]) -> str:
     head = [["pair", "recipe", "source dump", "target dump"], ["", "", "GiB", "GiB"]]
     rows = [
-        [plan.pair, plan.variant, _figure(plan.source_dump_bytes, GIB), _figure(plan.target_dump_bytes, GIB)]
+        [plan.pair, plan.variant, figure(plan.source_dump_bytes, GIB), figure(plan.target_dump_bytes, GIB)]
         for plan in plans
     ]
-    return _aligned("Disk: keys and values of the calibration rows, held-out ones too", head, rows)
+    return aligned("Disk: keys and values of the calibration rows, held-out ones too", head, rows)
 
 
 def _fit_table(plans: Sequence[Plan]) -> str:
@@ -290,7 +290,7 @@ def _fit_table(plans: Sequence[Plan]) -> str:
         ]
         for plan in plans
     ]
-    return _aligned(
+    return aligned(
         "Fit: moments summed full (one Gram of all source layers) or per layer (one a target layer)", head, rows
     )
 
@@ -301,11 +301,11 @@ def _k(plan: Plan) -> str:
 
 def _sums(plan: Plan) -> list[str]:
     """Cells: way, passes, memory, arithmetic of the moments and of the solutions."""
-    solutions = _figure(plan.solve_flops, TERA)
+    solutions = figure(plan.solve_flops, TERA)
     if plan.moments is None or plan.moments_flops is None:
         return ["too little memory", "–", "–", "–", solutions]
     way, passes = plan.moments.way.replace("_", " "), str(plan.moments.passes)
-    return [way, passes, _figure(plan.moments.bytes, GIB), _figure(plan.moments_flops, TERA), solutions]
+    return [way, passes, figure(plan.moments.bytes, GIB), figure(plan.moments_flops, TERA), solutions]
 
 
 def _mapper_table(plans: Sequence[Plan]) -> str:
@@ -317,30 +317,30 @@ def _mapper_table(plans: Sequence[Plan]) -> str:
         [
             plan.pair,
             plan.variant,
-            _figure(plan.parameters, GIGA),
-            _figure(plan.paper_parameters, GIGA),
-            _figure(plan.storage_bytes, GIB),
+            figure(plan.parameters, GIGA),
+            figure(plan.paper_parameters, GIGA),
+            figure(plan.storage_bytes, GIB),
             "–" if plan.paper_storage_gib is None else f"{plan.paper_storage_gib:.0f}",
-            _figure(plan.apply_flops, GIGA),
+            figure(plan.apply_flops, GIGA),
         ]
         for plan in plans
     ]
-    return _aligned("Mapper, biases aside", head, rows)
+    return aligned("Mapper, biases aside", head, rows)
 
 
-def _figure(value: float | None, unit: float) -> str:
+def figure(value: float | None, unit: float) -> str:
     """A positive value in its unit, to three significant digits and without an exponent."""
     if value is None:
         return "–"
     return f"{value / unit:,.{max(0, 2 - math.floor(math.log10(value / unit)))}f}"
 
 
-def _aligned(title: str, head: list[list[str]], rows: list[list[str]]) -> str:
-    """A title and columns: the first two, which are names, to the left, numbers to the right."""
+def aligned(title: str, head: list[list[str]], rows: list[list[str]], names: int = 2) -> str:
+    """A title and columns: the first ones, which are names, to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*head, *rows, strict=True)]
     lines = [
         "  ".join(
-            cell.ljust(width) if index < 2 else cell.rjust(width)
+            cell.ljust(width) if index < names else cell.rjust(width)
             for index, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in (*head, *rows)
