@@ -45,10 +45,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _page(pair: str, config: Path) -> Path:
     """Where the run of this config writes the page."""
-    from kvferry.config import load_project, read_yaml
+    from kvferry.cli.checkout import project_of
     from kvferry.schema import choices
 
-    project = load_project(read_yaml(config), str(config), Path("workflow/schemas"))
+    project = project_of(config)
     pairs = project.config["pairs"]
     if pair not in pairs:
         raise KvferryError(f"{config}: pairs: has no {pair!r}; {choices(pair, pairs)}")
