@@ -1,7 +1,7 @@
 # `make demo` and `make test` set everything up by themselves; a second run re-uses what is there.
 PYTHON ?= python3
 CORES ?= 2
-MEMORY_MB ?= 7000
+MEMORY_MB ?= 7700
 GPUS ?= 1
 CONFIG ?= config/config.yaml
 BIN := .venv/bin

@@ -17,7 +17,12 @@ from transformers import (
     CohereConfig,
     GlmConfig,
     LlamaConfig,
+    Ministral3Config,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    MistralConfig,
     PhiConfig,
+    PixtralVisionConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -61,13 +66,29 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
             }
         },
     ),
+    "tied": (LlamaConfig, {"tie_word_embeddings": True}),
+    "mistral": (MistralConfig, {"sliding_window": None}),
+    "ministral3": (
+        Ministral3Config,
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": THETA,
+                "factor": 16.0,
+                "original_max_position_embeddings": 8,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            }
+        },
+    ),
     "qwen2": (Qwen2Config, {}),
     "qwen3": (Qwen3Config, {}),
     "partial": (PhiConfig, {"rope_parameters": {"rope_theta": THETA, "partial_rotary_factor": 0.5}}),
     "interleaved": (CohereConfig, {}),
     "interleaved_partial": (GlmConfig, {"rope_parameters": {"rope_theta": THETA, "partial_rotary_factor": 0.5}}),
 }
-HALF_SPLIT = ("llama", "llama3", "yarn", "qwen2", "qwen3", "partial")
+HALF_SPLIT = ("llama", "llama3", "yarn", "tied", "mistral", "ministral3", "qwen2", "qwen3", "partial")
 
 
 def build_model(
@@ -109,6 +130,18 @@ def build_model(
             if parameter.ndim == 1:
                 parameter += 0.2 * torch.randn_like(parameter)
     return model
+
+
+def with_vision(decoder: PreTrainedModel) -> PreTrainedModel:
+    """A model that also sees, with this very text decoder inside, as Ministral 3 comes."""
+    sight = PixtralVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, head_dim=8, image_size=28
+    )
+    tied = decoder.config.tie_word_embeddings
+    config = Mistral3Config(vision_config=sight, text_config=decoder.config, tie_word_embeddings=tied)
+    whole = Mistral3ForConditionalGeneration(config).eval()
+    whole.model.language_model, whole.lm_head = decoder.model, decoder.lm_head
+    return whole
 
 
 def build_tokenizer() -> PreTrainedTokenizerBase:
@@ -180,6 +213,12 @@ def tiny_model():
 def tokenizer():
     """The tiny tokenizer."""
     return build_tokenizer()
+
+
+@pytest.fixture(scope="session", name="with_vision")
+def with_vision_fixture():
+    """The function `with_vision`."""
+    return with_vision
 
 
 @pytest.fixture(scope="session", name="save_prepared")

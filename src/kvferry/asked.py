@@ -76,7 +76,7 @@ def native_jobs(project: Project, model: str) -> dict[str, Job]:
 
 def _asked_of_pair(project: Project, pair: str) -> dict[str, Limits]:
     """The headline answers everything, a zeroed cache no benchmark but those of the controls."""
-    headline, controls = project.config["headline"], controls_of(project, pair)
+    headline, controls = project.headline(pair), controls_of(project, pair)
     asked = {headline: full_limits(project), ZERO_CACHE: controls or {}}
     asked |= dict.fromkeys(CONTROLS, controls) if controls is not None else {}
     return asked | {name: limits_of(project, pair, name) for name in variants_of(project, pair) if name != headline}
@@ -114,9 +114,12 @@ def identity_models(project: Project) -> list[str]:
     return list(dict.fromkeys(project.pair(pair)["target"] for pair in pairs))
 
 
-def identity_recipe(project: Project) -> dict[str, Any]:
-    """The recipe that a target is mapped to itself by: the headline's closed form, with all rows alike and nothing native."""
-    recipe = project.variant(project.config["headline"])
+def identity_recipe(project: Project, model: str) -> dict[str, Any]:
+    """The recipe that a target is mapped to itself by: all layers, all rows alike, nothing native, and else the closed form of
+    the headline of its first pair with controls.
+    """
+    pair = next(name for name in project.config["controls"]["pairs"] if project.pair(name)["target"] == model)
+    recipe = project.variant(project.headline(pair))
     own = {"row_weights": "uniform", "native_head": 0, "head_rows": "kept", "method": recipe["method"], "k": "all"}
     own |= {"method": "ols", "lambda": 0.0} if recipe["method"] == "mlp" else {}
     calibration = project.config["calibration"]
@@ -138,7 +141,7 @@ def limits_of(project: Project, pair: str, variant: str) -> Limits:
 def timed_variants(project: Project, pair: str) -> list[str]:
     """Variants whose time is shown: those of the sweep `improved`, and the headline that they are compared with."""
     sweep = sweeps_of(project, pair).get("improved")
-    return [project.config["headline"], *sweep["variants"]] if sweep else []
+    return [project.headline(pair), *sweep["variants"]] if sweep else []
 
 
 def _jobs(project: Project, asked: dict[str, Limits], most: int, timed: Collection[str] = ()) -> dict[str, Job]:
@@ -186,7 +189,7 @@ def dialogue_variants(project: Project, pair: str) -> list[str]:
     coqa = project.config.get("coqa")
     if not coqa or pair not in coqa["pairs"]:
         return []
-    return list(dict.fromkeys([project.config["headline"], *coqa["variants"]]))
+    return list(dict.fromkeys([project.headline(pair), *coqa["variants"]]))
 
 
 def dialogue_models(project: Project) -> list[str]:
@@ -200,6 +203,12 @@ def reverse_of(project: Project, pair: str) -> str | None:
     ends = [project.pair(pair)[role] for role in ("target", "source")]
     pairs = project.config.get("coqa", {}).get("pairs", [])
     return next((own for own in pairs if [project.pair(own)[role] for role in ("source", "target")] == ends), None)
+
+
+def variant_back(project: Project, pair: str, variant: str) -> str:
+    """The variant that maps the other way where turns alternate: of the same name, and for a headline the other pair's."""
+    back = reverse_of(project, pair)
+    return project.headline(back) if back and variant == project.headline(pair) else variant
 
 
 def dialogues(project: Project, pair: str) -> Names:
@@ -223,7 +232,7 @@ def diagnosed_variants(project: Project, pair: str) -> list[str]:
     if "diagnostics" not in project.config:
         return []
     listed = (name for kind in DIAGNOSED for name in sweeps_of(project, pair).get(kind, {}).get("variants", []))
-    return list(dict.fromkeys([project.config["headline"], *listed]))
+    return list(dict.fromkeys([project.headline(pair), *listed]))
 
 
 def has(project: Project, section: str, pair: str) -> bool:
@@ -233,7 +242,7 @@ def has(project: Project, section: str, pair: str) -> bool:
 
 def records_of_pair(project: Project, pair: str) -> Names:
     """Every record of a pair: benchmarks, measures and what the optional sections ask, by system."""
-    headline = project.config["headline"]
+    headline = project.headline(pair)
     found = _gathered(evaluation_jobs(project, pair).values())
     for variant, protocols in dialogues(project, pair).items():
         found[variant] += protocols

@@ -17,7 +17,7 @@ from typing import Any
 from kvferry import crosscheck
 from kvferry.errors import KvferryError
 from kvferry.schema import choices, problem, validated
-from kvferry.sweeps import expanded, settled
+from kvferry.sweeps import OF_HEADLINE, expanded, settled
 from kvferry.yamlfile import read_yaml
 
 __all__ = ["Geometry", "Project", "load_project", "read_yaml"]
@@ -32,6 +32,10 @@ class Geometry:
     layers: int
     kv_heads: int
     head_dim: int
+
+    def token_bytes(self, itemsize: int) -> int:
+        """Bytes of a token's keys and values in all layers, in numbers of `itemsize` bytes."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * itemsize
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,17 @@ class Project:
             return _less_layers(self.geometry(entry["base"]), entry["remove"])
         return Geometry(**entry["geometry"]) if "geometry" in entry else None
 
+    def parameters(self, model: str) -> float | None:
+        """About how many weights a model has, None where nothing says so; a pruned one has no more than its base."""
+        entry = _named(self.models, model, "model")
+        if "parameters" in entry:
+            return entry["parameters"] * 1e9
+        if entry["kind"] == "local":
+            size = sum(file.stat().st_size for file in (self.root / entry["path"]).glob("*.safetensors"))
+            # of two bytes each or more
+            return size / 2 or None
+        return self.parameters(entry["base"]) if entry["kind"] == "pruned" else None
+
     def pair(self, name: str) -> dict[str, Any]:
         """The entry of a pair: source, target, paper. Raises KvferryError if it is unknown."""
         return _named(self.pairs, name, "pair")
@@ -64,6 +79,19 @@ class Project:
     def variant(self, name: str) -> dict[str, Any]:
         """The recipe of a variant. Raises KvferryError if it is unknown."""
         return _named(self.config["variants"], name, "variant")
+
+    def headline(self, pair: str) -> str:
+        """The name of the variant that answers all benchmarks on a pair."""
+        own = self.config["headline"]
+        return own if isinstance(own, str) else own["pairs"].get(pair, own["default"])
+
+    def recipe(self, pair: str, variant: str) -> dict[str, Any]:
+        """The recipe of a variant on a pair: `k: headline` is the k of the pair's headline.
+
+        Raises KvferryError if the variant is unknown.
+        """
+        own = self.variant(variant)
+        return own | {"k": self.variant(self.headline(pair))["k"]} if own["k"] == OF_HEADLINE else own
 
     def models_of_run(self) -> list[str]:
         """The sources and targets of the run's pairs in the order of first use, without the bases of pruned ones."""
@@ -115,15 +143,19 @@ def _less_layers(base: Geometry | None, removed: list[list[int]]) -> Geometry | 
 
 
 def _local_geometry(path: Path) -> Geometry | None:
-    """Read the geometry from a model's own config.json; None if it is absent or says it in another way."""
+    """Read the geometry from a model's own config.json, where it may be that of the text decoder inside a larger model.
+
+    None if the file is absent or says it in another way.
+    """
     if not path.is_file():
         return None
     try:
         settings = json.loads(path.read_text())
+        settings = settings.get("text_config", settings)
         layers, heads = settings["num_hidden_layers"], settings["num_attention_heads"]
         head_dim = settings.get("head_dim") or settings["hidden_size"] // heads
         numbers = (layers, settings.get("num_key_value_heads") or heads, head_dim)
-    except (KeyError, TypeError, ZeroDivisionError):
+    except (AttributeError, KeyError, TypeError, ZeroDivisionError):
         return None
     except (OSError, ValueError) as error:
         raise KvferryError(f"{path}: unreadable config.json of a model ({error}); restore it") from error

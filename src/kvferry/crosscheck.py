@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.errors import KvferryError
 from kvferry.schema import Key, choices, problem
-from kvferry.sweeps import identity, made_by
+from kvferry.sweeps import OF_HEADLINE, headlines, identity, made_by
 from kvferry.work import moments_of, variants_of
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _check_config_names(project: Project, files: Files) -> None:
             raise problem(file, ("pairs", index), f"{name!r} is there twice; remove one of the two")
     for section in ("calibration", "perplexity"):
         _require(config[section]["corpus"], project.corpora, file, (section, "corpus"), files["corpora"])
-    _require(config["headline"], config["variants"], file, ("headline",), "variants")
+    _check_headline(project, file)
     for name, recipe in _recipes(project):
         _require(recipe["corpus"], project.corpora, file, ("variants", name, "corpus"), files["corpora"])
     for name, sweep in config["sweeps"].items():
@@ -149,11 +149,22 @@ def _check_config_names(project: Project, files: Files) -> None:
         _check_list(config[name]["pairs"], config["pairs"], file, (name, "pairs"), "pairs")
     coqa = config.get("coqa", {})
     _check_list(coqa.get("variants", []), config["variants"], file, ("coqa", "variants"), "variants")
-    of_coqa = [config["headline"], *coqa.get("variants", [])]
+    of_coqa = [*headlines(config["headline"]).values(), *coqa.get("variants", [])]
     _check_list(coqa.get("alternate", []), of_coqa, file, ("coqa", "alternate"), "coqa.variants")
     if "controls" in config:
         key = ("controls", "benchmarks")
         _check_list(config["controls"]["benchmarks"], config["evaluation"]["benchmarks"], file, key, BENCHED)
+
+
+def _check_headline(project: Project, file: str) -> None:
+    """Every headline is a variant with a k of its own, and its pair is one of the run."""
+    for key, name in headlines(project.config["headline"]).items():
+        if key[1:2] == ("pairs",):
+            _require(key[-1], project.config["pairs"], file, key, "pairs")
+        _require(name, project.config["variants"], file, key, "variants")
+        if project.variant(name)["k"] == OF_HEADLINE:
+            what = 'is that of the pair\'s headline, which this recipe is itself; write a number or "all"'
+            raise problem(file, ("variants", name, "k"), f"{OF_HEADLINE!r} {what}")
 
 
 def _check_list(names: Iterable[str], known: Iterable[str], file: str, key: tuple[Key, ...], what: str) -> None:
@@ -222,10 +233,11 @@ def _check_compared(project: Project, file: str) -> None:
         if not any(project.variant(name)["method"] == "mlp" for name in own):
             what = "none has method: mlp, which the sweep compares with others; add one, or remove the sweep"
             raise problem(file, ("sweeps", "mlp", "variants"), what)
-        # The table takes the headline where the sweep has no other.
-        if all(project.variant(name)["method"] == "mlp" for name in (*own, config["headline"])):
-            what = "all have method: mlp, so there is nothing to compare it with; add one with method: ridge"
-            raise problem(file, ("sweeps", "mlp", "variants"), what)
+        for pair in config["sweeps"]["mlp"]["pairs"]:
+            # The table takes the headline where the sweep has no other.
+            if all(project.variant(name)["method"] == "mlp" for name in (*own, project.headline(pair))):
+                what = "all have method: mlp, so there is nothing to compare it with; add one with method: ridge"
+                raise problem(file, ("sweeps", "mlp", "variants"), what)
     if "improved" in config["sweeps"] and config["perplexity"]["chunks"] < 2:
         what = "1 leaves none for the report: sweeps.improved chooses its best recipe on every other chunk"
         raise problem(file, ("perplexity", "chunks"), f"{what}; use at least 2")
@@ -248,7 +260,7 @@ def _check_limits(project: Project, files: Files) -> None:
 
 
 def _check_extras(project: Project, files: Files) -> None:
-    """Optional sections: what they read is there, and variants that go on with conversations are those of their pairs."""
+    """Optional sections: what they read is there."""
     config, file = project.config, files["config"]
     if "diagnostics" in config:
         held_out, most = config["diagnostics"]["held_out"], config["calibration"]["held_out"]
@@ -264,13 +276,6 @@ def _check_extras(project: Project, files: Files) -> None:
         if own > most:
             what = f"{own} is more than the {most} of calibration.sequences; raise that, or use fewer here"
             raise problem(file, ("controls", "identity_sequences"), what)
-    for pair in config.get("coqa", {}).get("pairs", []):
-        for index, name in enumerate(config["coqa"]["variants"]):
-            if name not in variants_of(project, pair):
-                what = (
-                    f"{name!r} is not run on pair {pair!r}; add that pair to a sweep that has it, or leave it out here"
-                )
-                raise problem(file, ("coqa", "variants", index), what)
     if "native_tokens" in config:
         most, prefix = max(config["native_tokens"]["counts"]), config["perplexity"]["prefix"]
         room = min(prefix, config["native_tokens"]["length"]) - config["evaluation"]["hold_back"]
@@ -307,14 +312,16 @@ def _check_scored_text(project: Project, files: Files) -> None:
 
 def _check_benchmark_text(project: Project, files: Files) -> None:
     """The headline is not fitted on the passages that a benchmark asks about."""
-    corpus = project.variant(project.config["headline"])["corpus"]
-    if "boolq" in project.config["evaluation"]["benchmarks"] and project.corpora[corpus].get("reader") == "boolq":
-        what = f"asks about the passages of {corpus!r}, which the headline is fitted on; leave it out, or fit on another corpus"
-        raise problem(files["config"], ("evaluation", "benchmarks", "boolq"), what)
+    for pair in project.config["pairs"]:
+        corpus = project.variant(project.headline(pair))["corpus"]
+        if "boolq" in project.config["evaluation"]["benchmarks"] and project.corpora[corpus].get("reader") == "boolq":
+            what = f"asks about the passages of {corpus!r}, which the headline is fitted on"
+            remedy = "leave it out, or fit on another corpus"
+            raise problem(files["config"], ("evaluation", "benchmarks", "boolq"), f"{what}; {remedy}")
 
 
 def _check_recipes(project: Project, files: Files) -> None:
-    """Keys of a recipe that only make sense together, or that ask for more text than there is."""
+    """Keys of a recipe that only make sense together."""
     for name, recipe in _recipes(project):
         fault = next(_faults(recipe, project.config["calibration"]), None)
         if fault:
@@ -336,9 +343,6 @@ def _faults(recipe: Recipe, calibration: dict[str, Any]) -> Iterator[tuple[str, 
             yield part, "method: mlp takes all rows alike; remove the key"
     if recipe["row_weights"] == "attention" and recipe["rope"] == "coupled":
         yield "rope", "coupled keys are not weighed by attention; use stripped"
-    if recipe["corpus"] == calibration["corpus"] and recipe["sequences"] > calibration["sequences"]:
-        what = f"{recipe['sequences']} is more than the {calibration['sequences']} of calibration.sequences"
-        yield "sequences", f"{what}; raise that, or use fewer here"
     last = range(0, calibration["length"], calibration["stride"])[-1]
     if recipe["head_rows"] == "left_out" and recipe["native_head"] > last:
         what = f"head_rows: left_out with {recipe['native_head']} leaves no row of a sequence, whose last is at {last}"
@@ -351,7 +355,7 @@ def _check_k(project: Project, files: Files) -> None:
         source, target = (project.pair(pair)[role] for role in ("source", "target"))
         own, other = project.geometry(source), project.geometry(target)
         for variant in variants_of(project, pair):
-            recipe, key = project.variant(variant), ("variants", variant)
+            recipe, key = project.recipe(pair, variant), ("variants", variant)
             if own and recipe["k"] != "all" and recipe["k"] > own.layers:
                 what = f"{recipe['k']} is more than the {own.layers} layers of {source!r}, source of pair {pair!r}"
                 raise problem(files["config"], (*key, "k"), f'{what}; use at most {own.layers}, or "all"')
@@ -391,7 +395,7 @@ def _check_fit_memory(project: Project, file: str, pair: str, source: Geometry, 
 
 def _closed_forms(project: Project, pair: str, source: Geometry) -> list[tuple[int, int]]:
     """(k, sequences) of each recipe of a pair that is solved, the largest first."""
-    recipes = [project.variant(name) for name in variants_of(project, pair)]
+    recipes = [project.recipe(pair, name) for name in variants_of(project, pair)]
     solved = [recipe for recipe in recipes if recipe["method"] != "mlp"]
     return sorted(((_layers_read(recipe, source), recipe["sequences"]) for recipe in solved), reverse=True)
 

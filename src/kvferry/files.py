@@ -1,7 +1,8 @@
-"""Files that are whole or absent: written under a temporary name, then renamed; and checksums. Knows no contents."""
+"""Files that are whole or absent: written under a temporary name, then renamed; checksums; room on a disk. Knows no contents."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -11,7 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from kvferry.errors import KvferryError
+
+MB = 1_000_000
 
 
 @contextmanager
@@ -23,9 +28,11 @@ def written_whole(path: Path) -> Iterator[Path]:
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
-        raise KvferryError(
-            f"{path}: cannot be written ({error.strerror or error}); free space or change permissions"
-        ) from error
+        raise _unwritten(path, error) from error
+    except SafetensorError as error:
+        if is_full(error):
+            raise _unwritten(path, error) from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -40,8 +47,52 @@ def directory_whole(path: Path) -> Iterator[Path]:
         yield temporary
         shutil.rmtree(path, ignore_errors=True)
         os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        if is_full(error):
+            raise _unwritten(path, error) from error
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that a disk, or what one may take of it, is full. safetensors has only words for that."""
+    if isinstance(error, SafetensorError):
+        return "os error 28" in str(error) or "os error 122" in str(error)
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def check_room(folder: Path, needed: int, what: str) -> None:
+    """Refuse to begin what the disk of `folder`, which need not be there, has no room for. needed: in bytes.
+
+    Raises:
+        KvferryError: less is free.
+    """
+    free = shutil.disk_usage(_existing(folder)).free
+    if needed > free:
+        raise KvferryError(
+            f"{folder}: {what} takes {needed / MB:,.0f} MB, and {free / MB:,.0f} MB are free on that disk; free some, "
+            "or set `results` to a folder on a larger one"
+        )
+
+
+def room_in(folder: Path) -> str:
+    """How much is free on the disk of a folder, in words."""
+    return f"{shutil.disk_usage(_existing(folder)).free / MB:,.0f} MB are free in {folder}"
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return next(own for own in (folder.absolute(), *folder.absolute().parents) if own.exists())
+
+
+def _unwritten(path: Path, error: OSError | SafetensorError) -> KvferryError:
+    """A file or folder that cannot be written, in one sentence."""
+    if is_full(error):
+        remedy = "free some, or set the folder in the config to one on a larger disk, and run again"
+        return KvferryError(f"{path}: the disk is full ({room_in(path.parent)}); {remedy}")
+    reason = error.strerror if isinstance(error, OSError) else None
+    return KvferryError(f"{path}: cannot be written ({reason or error}); free space or change permissions")
 
 
 def _part(path: Path) -> Path:

@@ -11,11 +11,14 @@ from pathlib import Path
 
 from kvferry.errors import KvferryError
 from kvferry.provenance import Stopwatch, commit, peak_memory_bytes, versions
+from kvferry.trouble import in_words
 
 
 @contextmanager
 def job(what: str, log: str, threads: int | None = None) -> Iterator[None]:
     """Run the body with its log at `log`; a failure is logged with its traceback and said in one sentence, with exit status 1.
+
+    Failures are a KvferryError and what the machine has too little of; any other exception goes on as it is.
 
     threads: of torch's arithmetic, for jobs that use it.
     """
@@ -29,11 +32,11 @@ def job(what: str, log: str, threads: int | None = None) -> Iterator[None]:
 
             torch.set_num_threads(threads)
         yield
-    except KvferryError as error:
+    except Exception as error:
         logging.error("%s", traceback.format_exc())
-        print(f"{what}: {error}", file=sys.stderr)
+        sentence = str(error) if isinstance(error, KvferryError) else in_words(error)
+        if sentence is None:
+            raise
+        print(f"{what}: {sentence}", file=sys.stderr)
         raise SystemExit(1) from error
-    except Exception:
-        logging.error("%s", traceback.format_exc())
-        raise
     logging.info("%s: done in %.1f s, peak memory %.0f MB", what, watch.seconds(), peak_memory_bytes() / 1e6)

@@ -1,30 +1,32 @@
 """What a run will need, before it is run: rows, disk, memory, arithmetic and mapper sizes of every pair of a config.
 
-`python -m kvferry.planner [CONFIG] [--paper]` prints it; `--paper` does so for the paper's pairs with its own k and calibration,
-beside the sizes that it prints (Table 12). From geometries alone: loads no model, and does not know how long a machine takes
-for the arithmetic. Moments are planned as the run sums them: once over all columns for every recipe that can be cut from them, or
-else once for all recipes that share systems. Solutions and mappers are those of a recipe alone.
+`python -m kvferry.planner [CONFIG] [--tflops N] [--fit-tflops N]` prints it, and what the run takes (plan_run); `--paper` prints
+it for the paper's pairs with its own k and calibration, beside the sizes that it prints (Table 12), without the run.
+From geometries alone: loads no model, and does not know how long a machine takes for the arithmetic. Moments are planned as the
+run sums them: once over all columns for every recipe that can be cut from them, or else once for all recipes that share systems.
+Solutions and mappers are those of a recipe alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvferry.columns import aligned, figure
 from kvferry.config import Geometry, Project, load_project, read_yaml
 from kvferry.errors import KvferryError
 from kvferry.fit.budget import MB, Choice, Sums, choice_of, fits_full, rows_in
+from kvferry.memory import SIZE_OF
+from kvferry.plan_run import ASSUMED, Rates, plan_run, written_run
 from kvferry.report.paper import Paper
-from kvferry.sweeps import same
-from kvferry.work import calibration_on, fit_jobs, main_rows, moments_of, rows_of, variants_of
+from kvferry.sums import apart_sums, layers_read, left_out, whole_sums
+from kvferry.work import calibration_on, variants_of
 
 GIB, TERA, GIGA = 2**30, 1e12, 1e9
-SIZE_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 KINDS = 2
 PAPER_CALIBRATION = {"corpus": "fineweb-edu", "sequences": 500, "held_out": 0, "length": 1024, "stride": 4}
 PAPER_RUN = {
@@ -117,6 +119,12 @@ def plan_config(project: Project) -> list[Outcome]:
     return [_outcome(project, pair, name) for pair in project.config["pairs"] for name in _planned(project, pair)]
 
 
+def plan_variants(project: Project, pair: str) -> list[Plan]:
+    """Every variant of a pair that can be planned."""
+    outcomes = [_outcome(project, pair, name) for name in variants_of(project, pair)]
+    return [outcome for outcome in outcomes if isinstance(outcome, Plan)]
+
+
 def plan_paper(project: Project) -> list[Outcome]:
     """The paper's pairs as it ran them: its k, its calibration, bfloat16 dumps and float32 mappers."""
     names = {entry["paper"]: name for name, entry in project.pairs.items()}
@@ -136,19 +144,12 @@ def _planned(project: Project, pair: str) -> list[str]:
     source = project.geometry(project.pair(pair)["source"])
     names = variants_of(project, pair)
     closed = [name for name in names if project.variant(name)["method"] != "mlp"]
-    largest = max(closed, key=lambda name: _layers_read(project.variant(name), source), default=names[0])
-    return list(dict.fromkeys([project.config["headline"], largest]))
-
-
-def _layers_read(recipe: dict[str, Any], source: Geometry | None) -> float:
-    """k as a number; "all" is more than any number where the source's layers are not known."""
-    if recipe["k"] != "all":
-        return int(recipe["k"])
-    return source.layers if source else math.inf
+    largest = max(closed, key=lambda name: layers_read(project.recipe(pair, name), source), default=names[0])
+    return list(dict.fromkeys([project.headline(pair), largest]))
 
 
 def _outcome(project: Project, pair: str, variant: str) -> Outcome:
-    entry, recipe = project.pair(pair), project.variant(variant)
+    entry, recipe = project.pair(pair), project.recipe(pair, variant)
     source, target = (project.geometry(entry[role]) for role in ("source", "target"))
     if source is None or target is None:
         unknown = [entry[role] for role, known in (("source", source), ("target", target)) if known is None]
@@ -160,41 +161,20 @@ def _outcome(project: Project, pair: str, variant: str) -> Outcome:
         return Unplanned(pair, variant, "method mlp is trained, not solved; only closed-form recipes are planned")
     calibration = calibration_on(project, recipe["corpus"])
     dtype, budget = project.config["compute"]["dtype"], project.config["fit"]["memory_mb"] * MB
-    sums = _whole(project, pair, recipe, source, target), _apart(project, pair, recipe, source, target)
+    own = project, pair, recipe, source, target
+    sums = whole_sums(*own), apart_sums(*own)
     return plan(Wish(pair, entry["paper"], variant, source, target, recipe, calibration, dtype, *sums, budget))
-
-
-def _whole(project: Project, pair: str, recipe: dict[str, Any], source: Geometry, target: Geometry) -> Sums | None:
-    """The moments of the pair, if they are of the recipe's rows."""
-    if rows_of(recipe) != main_rows(project):
-        return None
-    how = moments_of(project, pair)
-    k, kinds = int(_layers_read(how, source)), 2 + how["coupled"]
-    return Sums.over(source, target, k, how["sequences"], project.config["calibration"], kinds, how["early"])
-
-
-def _apart(project: Project, pair: str, recipe: dict[str, Any], source: Geometry, target: Geometry) -> Sums:
-    """What is summed for the recipe and those that share its systems, for the one that reads most source layers."""
-    job = map(project.variant, fit_jobs(project, pair)[rows_of(recipe)])
-    k = max(int(_layers_read(own, source)) for own in job if _way(own) == _way(recipe))
-    return Sums.over(source, target, k, recipe["sequences"], project.config["calibration"])
-
-
-def _way(recipe: dict[str, Any]) -> tuple[Any, ...]:
-    """What is equal for recipes of one job that share systems: how rows weigh, and whether keys keep their rotation."""
-    weights = [same(recipe).get(key) for key in ("row_weights", "sink_positions", "sink_weight")]
-    return (*weights, _left_out(recipe), recipe["rope"] == "coupled")
 
 
 def plan(wish: Wish) -> Plan:
     """Work out what one recipe needs."""
     source, target, recipe = wish.source, wish.target, wish.recipe
-    k = int(_layers_read(recipe, source))
+    k = int(layers_read(recipe, source))
     local = recipe["support"] == "same_head"
     features = k * source.head_dim * (1 if local else source.kv_heads)
     parameters = KINDS * target.layers * target.kv_heads * features * target.head_dim
-    left_out = rows_in(recipe["sequences"], wish.calibration, _left_out(recipe))
-    rows = rows_in(recipe["sequences"], wish.calibration) - left_out
+    dropped = rows_in(recipe["sequences"], wish.calibration, left_out(recipe))
+    rows = rows_in(recipe["sequences"], wish.calibration) - dropped
     dumped = rows_in(wish.calibration["sequences"] + wish.calibration["held_out"], wish.calibration)
     moments, flops, note = _moments(wish)
     return Plan(
@@ -204,8 +184,8 @@ def plan(wish: Wish) -> Plan:
         source_layers=source.layers,
         rows=rows,
         features=features,
-        source_dump_bytes=dumped * token_bytes(source, wish.dtype),
-        target_dump_bytes=dumped * token_bytes(target, wish.dtype),
+        source_dump_bytes=dumped * source.token_bytes(SIZE_OF[wish.dtype]),
+        target_dump_bytes=dumped * target.token_bytes(SIZE_OF[wish.dtype]),
         moments=moments,
         moments_flops=flops,
         solve_flops=_solve_flops(target, features, target.kv_heads if local else 1),
@@ -215,16 +195,6 @@ def plan(wish: Wish) -> Plan:
         note=note,
         **_paper_size(None if local else wish.paper, k),
     )
-
-
-def _left_out(recipe: dict[str, Any]) -> int:
-    """First positions of a sequence that the fit leaves out."""
-    return recipe["native_head"] if recipe["head_rows"] == "left_out" else 0
-
-
-def token_bytes(geometry: Geometry, dtype: str) -> int:
-    """Bytes of a token's keys and values in all layers."""
-    return KINDS * geometry.layers * geometry.kv_heads * geometry.head_dim * SIZE_OF[dtype]
 
 
 def _moments(wish: Wish) -> tuple[Choice | None, int | None, str | None]:
@@ -270,7 +240,7 @@ def _disk_table(plans: Sequence[Plan]) -> str:
         [plan.pair, plan.variant, figure(plan.source_dump_bytes, GIB), figure(plan.target_dump_bytes, GIB)]
         for plan in plans
     ]
-    return aligned("Disk: keys and values of the calibration rows, held-out ones too", head, rows)
+    return aligned("Disk: keys and values of the calibration rows, held-out ones too", head, rows, names=2)
 
 
 def _fit_table(plans: Sequence[Plan]) -> str:
@@ -291,7 +261,10 @@ def _fit_table(plans: Sequence[Plan]) -> str:
         for plan in plans
     ]
     return aligned(
-        "Fit: moments summed full (one Gram of all source layers) or per layer (one a target layer)", head, rows
+        "Fit: moments summed full (one Gram of all source layers) or per layer (one a target layer)",
+        head,
+        rows,
+        names=2,
     )
 
 
@@ -325,41 +298,36 @@ def _mapper_table(plans: Sequence[Plan]) -> str:
         ]
         for plan in plans
     ]
-    return aligned("Mapper, biases aside", head, rows)
+    return aligned("Mapper, biases aside", head, rows, names=2)
 
 
-def figure(value: float | None, unit: float) -> str:
-    """A positive value in its unit, to three significant digits and without an exponent."""
-    if value is None:
-        return "–"
-    return f"{value / unit:,.{max(0, 2 - math.floor(math.log10(value / unit)))}f}"
-
-
-def aligned(title: str, head: list[list[str]], rows: list[list[str]], names: int = 2) -> str:
-    """A title and columns: the first ones, which are names, to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*head, *rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if index < names else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in (*head, *rows)
-    ]
-    return "\n".join([title, *lines])
+def written_config(project: Project, rates: Rates) -> str:
+    """The plans of a config's pairs, and what its whole run takes."""
+    plans = {pair: plan_variants(project, pair) for pair in project.config["pairs"]}
+    return "\n\n".join([written(plan_config(project)), written_run(plan_run(project, plans), rates)])
 
 
 def main(arguments: Sequence[str]) -> None:
     """Print the plan of a config; what is wrong is said in one sentence, with exit status 1."""
-    parser = argparse.ArgumentParser(prog="python -m kvferry.planner", description="What a run will need.")
-    parser.add_argument("config", nargs="?", help="default: config/config.yaml, or config/paper.yaml with --paper")
-    parser.add_argument("--paper", action="store_true", help="the paper's pairs, with its own k and calibration")
-    given = parser.parse_args(arguments)
+    given = _parser().parse_args(arguments)
     name = given.config or ("config/paper.yaml" if given.paper else "config/config.yaml")
     try:
         project = load_project(read_yaml(Path(name)), name, Path("workflow/schemas"))
-        print(written(plan_paper(project) if given.paper else plan_config(project)))
+        rates = Rates.of(project.config["compute"]["device"], given.tflops, given.fit_tflops)
+        print(written(plan_paper(project)) if given.paper else written_config(project, rates))
     except KvferryError as error:
         sys.exit(str(error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m kvferry.planner", description="What a run will need.")
+    parser.add_argument("config", nargs="?", help="default: config/config.yaml, or config/paper.yaml with --paper")
+    parser.add_argument("--paper", action="store_true", help="the paper's pairs, with its own k and calibration")
+    parser.add_argument(
+        "--tflops", type=float, help=f"TFLOP/s that a device does in forward passes; assumed of {ASSUMED}"
+    )
+    parser.add_argument("--fit-tflops", type=float, help="TFLOP/s that a device does in fits")
+    return parser
 
 
 if __name__ == "__main__":

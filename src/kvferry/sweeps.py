@@ -13,6 +13,8 @@ from typing import Any
 Recipe = dict[str, Any]
 # Not a key that a config may have: what is written under `others` stays as it is.
 UNLISTED = "unlisted"
+# What a recipe has for k where it reads as many source layers as the headline of the pair.
+OF_HEADLINE = "headline"
 # What `over` takes: keys of a recipe with plain values, and what stands before a value in the name of a variant.
 PREFIX = {
     "method": "",
@@ -89,17 +91,33 @@ def made_by(sweep: str, config: dict[str, Any]) -> dict[str, Recipe]:
 
 
 def settled(config: dict[str, Any]) -> dict[str, Any]:
-    """The checked config with every recipe complete, one name a recipe, and every variant in a sweep or the headline."""
+    """The checked config with every recipe complete, one name a recipe, and every variant in use: in a sweep if nowhere else."""
     complete = {name: _complete(recipe, config["calibration"]) for name, recipe in config["variants"].items()}
     names = _one_name(complete, config)
-    headline = names.get(config["headline"], config["headline"])
+    headline = _renamed(config["headline"], names)
     sweeps = {name: _settled_sweep(sweep, names, config["pairs"]) for name, sweep in config["sweeps"].items()}
-    listed = {headline, *(variant for sweep in sweeps.values() for variant in sweep["variants"])}
+    listed = {*headlines(headline).values(), *config.get("coqa", {"variants": []})["variants"]}
+    listed |= {variant for sweep in sweeps.values() for variant in sweep["variants"]}
     kept = [name for name in complete if names[name] == name]
     rest = [name for name in kept if name not in listed]
     if rest:
         sweeps[UNLISTED] = {"pairs": list(config["pairs"]), "variants": rest, "benchmarks": {}}
     return config | {"headline": headline, "variants": {name: complete[name] for name in kept}, "sweeps": sweeps}
+
+
+def headlines(headline: str | dict[str, Any]) -> dict[tuple[str, ...], str]:
+    """The variants that are headlines, by the key of the config that names each."""
+    if isinstance(headline, str):
+        return {("headline",): headline}
+    of_pairs = {("headline", "pairs", pair): name for pair, name in headline["pairs"].items()}
+    return {("headline", "default"): headline["default"], **of_pairs}
+
+
+def _renamed(headline: str | dict[str, Any], names: dict[str, str]) -> str | dict[str, Any]:
+    """The headline, or each pair's, under the one name that its recipe has."""
+    if isinstance(headline, str):
+        return names.get(headline, headline)
+    return {key: _renamed(value, names) for key, value in headline.items()}
 
 
 def _complete(recipe: Recipe, calibration: dict[str, Any]) -> Recipe:

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 
 
 def variants_of(project: Project, pair: str) -> list[str]:
-    """The variants that are run on a pair: the headline, then those of its sweeps."""
-    listed = (name for sweep in sweeps_of(project, pair).values() for name in sweep["variants"])
-    return list(dict.fromkeys([project.config["headline"], *listed]))
+    """The variants that are run on a pair: the headline, those of its sweeps, and those that go on with its conversations."""
+    listed = [name for sweep in sweeps_of(project, pair).values() for name in sweep["variants"]]
+    coqa = project.config.get("coqa") or {"pairs": []}
+    talking = coqa["variants"] if pair in coqa["pairs"] else []
+    return list(dict.fromkeys([project.headline(pair), *listed, *talking]))
 
 
 def sweeps_of(project: Project, pair: str) -> dict[str, Any]:
@@ -46,11 +48,10 @@ def main_rows(project: Project) -> str:
 def calibration_on(project: Project, corpus: str) -> dict[str, Any]:
     """How a corpus is dumped: the config's calibration, with as many sequences as the largest fit on that corpus takes."""
     calibration = project.config["calibration"]
-    if corpus == calibration["corpus"]:
-        return dict(calibration)
     recipes = project.config["variants"].values()
-    most = max((recipe["sequences"] for recipe in recipes if recipe["corpus"] == corpus), default=1)
-    return calibration | {"corpus": corpus, "sequences": most}
+    asked = [recipe["sequences"] for recipe in recipes if recipe["corpus"] == corpus]
+    asked += [calibration["sequences"]] if corpus == calibration["corpus"] else []
+    return calibration | {"corpus": corpus, "sequences": max(asked, default=1)}
 
 
 def early_positions(project: Project, pair: str) -> int:
@@ -63,7 +64,7 @@ def early_positions(project: Project, pair: str) -> int:
 
 def moments_of(project: Project, pair: str) -> dict[str, Any]:
     """What the moments of a pair are summed for; greedy selection, and several ways to weigh rows, want every column."""
-    recipes = [project.variant(name) for name in fit_jobs(project, pair).get(main_rows(project), [])]
+    recipes = [project.recipe(pair, name) for name in fit_jobs(project, pair).get(main_rows(project), [])]
     ways = {(recipe["row_weights"], recipe["native_head"] * (recipe["head_rows"] == "left_out")) for recipe in recipes}
     wide = len(ways) > 1 or pair in project.config.get("greedy", {}).get("pairs", [])
     ks = [recipe["k"] for recipe in recipes]

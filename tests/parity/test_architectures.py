@@ -9,6 +9,7 @@ from kvferry.evaluate.controls import Passthrough
 from kvferry.kv.dump import read_shards, write_dump
 from kvferry.kv.handoff import Handoff, Native, Span, read
 from kvferry.kv.mapper import Affine, Mapper, load_mapper, save_mapper
+from kvferry.prepare.architecture import check_architecture
 from kvferry.prepare.models import load_model
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -70,6 +71,14 @@ def test_greedy_decoding_after_a_handoff_is_transformers_own(half_split_model, i
     assert len(set(written)) > 3
 
 
+def test_a_window_that_no_prompt_outgrows_changes_nothing(tiny_model, identity_mapper):
+    model, rows = tiny_model("mistral", sliding_window=256), prompts(map(sum, ROWS))
+    check_architecture(model.config, "tiny")
+    system = Handoff(model, model, identity_mapper(model, SELECTED))
+    for found, wanted in zip(read_on(system, rows), plain(tiny_model("mistral"), rows), strict=True):
+        torch.testing.assert_close(found, wanted, **CLOSE)
+
+
 def with_heads_swapped(model):
     """The same function with the two KV heads, and the query heads that read them, in the other order."""
     swapped = copy.deepcopy(model)
@@ -84,7 +93,7 @@ def with_heads_swapped(model):
     return swapped
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama3", "yarn", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "llama3", "yarn", "mistral", "ministral3", "qwen2", "qwen3"])
 def test_a_twin_with_its_heads_in_another_order_is_mapped_exactly_by_that_order(kind, tiny_model, identity_mapper):
     target, rows = tiny_model(kind), prompts(map(sum, ROWS))
     source = with_heads_swapped(target)
@@ -99,7 +108,7 @@ def test_a_twin_with_its_heads_in_another_order_is_mapped_exactly_by_that_order(
     assert max(float((a - b).abs().max()) for a, b in zip(wrong, plain(target, rows), strict=True)) > 0.1
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "partial"])
+@pytest.mark.parametrize("kind", ["llama", "ministral3", "qwen3", "partial"])
 def test_in_bfloat16_the_handoff_stays_within_the_tolerance(kind, tiny_model, identity_mapper):
     model, rows = tiny_model(kind).bfloat16(), prompts(map(sum, ROWS))
     for carrier in (Passthrough(), identity_mapper(model, SELECTED)):

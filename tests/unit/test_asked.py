@@ -139,7 +139,7 @@ def test_controls_are_systems_of_their_pairs_and_targets():
 
 
 def test_a_target_is_mapped_to_itself_by_the_headlines_closed_form():
-    assert asked.identity_recipe(project(controls=CONTROLS)) | {"sequences": 0} == {
+    assert asked.identity_recipe(project(controls=CONTROLS), "smollm2-135m") | {"sequences": 0} == {
         **project().variant("ridge_k4"),
         "k": "all",
         "sequences": 0,
@@ -176,6 +176,38 @@ def test_turns_alternate_where_the_pair_is_there_both_ways():
     assert asked.dialogues(some, PAIR) == {"ridge_k4": ["coqa_handoff"], "ridge_k1": ["coqa_handoff", "coqa_alternate"]}
     one = project(pairs=[PAIR, "30l-to-24l"], coqa={"pairs": [PAIR]})
     assert asked.reverse_of(one, PAIR) is None
+
+
+BACK = "30l-to-24l"
+
+
+def with_two_headlines(**sections):
+    """Both directions, the second with another headline, and a recipe that takes its k from these."""
+    variants = {"k4": {**BASE, "k": 4}, "k2": {**BASE, "k": 2}, "same": {**BASE, "k": "headline", "native_head": 1}}
+    headline = {"default": "k4", "pairs": {BACK: "k2"}}
+    return project(pairs=[PAIR, BACK], variants=variants, headline=headline, sweeps={}, **sections)
+
+
+def test_each_pair_has_its_headline():
+    coqa = {"pairs": [PAIR, BACK], "variants": ["same"]}
+    run = with_two_headlines(coqa=coqa, latency={"pairs": [PAIR, BACK]}, native_tokens={"pairs": [BACK], "counts": [1]})
+    full = asked.full_limits(run)
+    for pair, headline in ((PAIR, "k4"), (BACK, "k2")):
+        (job,) = asked.evaluation_jobs(run, pair).values()
+        assert {system for system, limits in job.limits.items() if limits == full} == {headline}
+        assert work.variants_of(run, pair) == [headline, "same"]
+        assert "latency" in asked.records_of_pair(run, pair)[headline]
+        assert asked.dialogue_variants(run, pair) == [headline, "same"]
+    assert "native_tokens" in asked.records_of_pair(run, BACK)["k2"]
+    assert [asked.variant_back(run, PAIR, name) for name in ("k4", "same")] == ["k2", "same"]
+    assert asked.variant_back(run, BACK, "k2") == "k4"
+
+
+def test_a_recipe_takes_its_k_from_the_headline_of_the_pair():
+    run = with_two_headlines()
+    assert [run.recipe(pair, "same")["k"] for pair in (PAIR, BACK)] == [4, 2]
+    assert run.recipe(BACK, "k2") == run.variant("k2")
+    assert work.moments_of(run, BACK)["k"] == 2
 
 
 @pytest.mark.parametrize(

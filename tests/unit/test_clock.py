@@ -11,6 +11,7 @@ from kvferry.evaluate.clock import LEAST, Effort, device_name, milliseconds, tim
 from kvferry.provenance import Stopwatch
 
 CPU = torch.device("cpu")
+ALONE = [CPU]
 
 
 class Watch:
@@ -39,11 +40,11 @@ def watch(monkeypatch):
 def timed(watch, effort, **seconds):
     """Trials of calls that take these seconds, and the order of all calls."""
     log = []
-    return time_trials({name: watch.take(s, log, name) for name, s in seconds.items()}, CPU, effort), log
+    return time_trials({name: watch.take(s, log, name) for name, s in seconds.items()}, ALONE, effort), log
 
 
 def test_a_call_is_timed_from_its_begin_to_its_end_in_milliseconds(watch):
-    assert milliseconds(watch.take(0.25, [], "it"), CPU) == pytest.approx(250)
+    assert milliseconds(watch.take(0.25, [], "it"), ALONE) == pytest.approx(250)
 
 
 def test_calls_take_turns_and_the_warm_up_does_not_count(watch):
@@ -67,7 +68,7 @@ def test_a_long_warm_up_is_cut_short(watch):
 
 def test_calls_are_made_without_gradients():
     seen = []
-    time_trials({"it": lambda: seen.append(torch.is_inference_mode_enabled())}, CPU, Effort(1, 1))
+    time_trials({"it": lambda: seen.append(torch.is_inference_mode_enabled())}, ALONE, Effort(1, 1))
     assert seen == [True, True]
 
 
@@ -92,8 +93,23 @@ def test_on_a_gpu_events_stand_around_the_call_and_both_ends_are_waited_for(monk
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext(log.append(str(device))))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("wait for all"))
-    assert milliseconds(lambda: log.append("call"), torch.device("cuda:1")) == 12.5
+    assert milliseconds(lambda: log.append("call"), [torch.device("cuda:1")]) == 12.5
     assert log == ["cuda:1", "wait for all", "event", "call", "event", "wait for the event"]
+
+
+def test_on_several_gpus_the_clock_stands_until_all_are_idle_before_and_after_the_call(monkeypatch):
+    log = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append(str(device)))
+    gpus = [torch.device("cuda:0"), torch.device("cuda:1")]
+    milliseconds(lambda: log.append("call"), [CPU, *gpus])
+    assert log == ["cuda:0", "cuda:1", "call", "cuda:0", "cuda:1"]
+
+
+def test_several_devices_are_named_with_their_numbers(monkeypatch):
+    monkeypatch.setattr(clock, "device_name", lambda device: "A Processor" if device == CPU else "A GPU")
+    gpus = [torch.device("cuda:0"), torch.device("cuda:1")]
+    assert clock.names_of([CPU]) == "A Processor"
+    assert clock.names_of([CPU, *gpus]) == "A Processor, 2 × A GPU"
 
 
 def test_the_processor_is_called_as_the_machine_calls_it(tmp_path, monkeypatch):

@@ -1,5 +1,8 @@
 """A dump holds the model's own cache, row for row; a killed dump goes on where it was; altered shards are refused."""
 
+import shutil
+from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors import safe_open
@@ -190,6 +193,24 @@ def test_a_dump_killed_while_a_shard_is_written_leaves_no_half_shard(model, sequ
     with pytest.raises(Killed):
         write_dump(model, CARD, sequences, how(), tmp_path)
     assert contents(tmp_path) == {}
+
+
+def room(monkeypatch, free):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+
+
+@pytest.mark.parametrize("row_weights", [False, True])
+def test_a_dump_that_the_disk_has_no_room_for_is_not_begun(row_weights, model, sequences, tmp_path, monkeypatch):
+    rows = sum(len(ids) * len(range(0, LENGTH, 3)) for ids in sequences.values())
+    needed = rows * (2 * 2 * 2 * 8 * 4 + (2 * 2 * 2 * 4 if row_weights else 0))
+    room(monkeypatch, needed - 1)
+    with pytest.raises(KvferryError, match="the dump takes"):
+        write_dump(model, CARD, sequences, how(3), tmp_path / "dump", row_weights=row_weights)
+    assert not (tmp_path / "dump").exists()
+    room(monkeypatch, needed)
+    write_dump(model, CARD, sequences, how(3), tmp_path / "dump", row_weights=row_weights)
+    room(monkeypatch, 0)
+    write_dump(model, CARD, sequences, how(3), tmp_path / "dump", row_weights=row_weights)
 
 
 def test_a_finished_dump_is_not_computed_again(model, sequences, tmp_path, monkeypatch):

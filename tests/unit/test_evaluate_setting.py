@@ -9,6 +9,7 @@ import torch
 
 from kvferry.errors import KvferryError
 from kvferry.evaluate import setting as setting_module
+from kvferry.evaluate.clock import device_name
 from kvferry.evaluate.kept import keep, kept_path, missing, publish
 from kvferry.evaluate.setting import Contestant, Outcome, Setting, make_setting, record_of
 from kvferry.evaluate.tasks import Questions
@@ -75,6 +76,8 @@ BOTH, BENCHMARK, CHUNKS = {"winogrande", PERPLEXITY}, {"winogrande"}, {PERPLEXIT
         ({"evaluation": {"seed": 2}}, BOTH),
         ({"evaluation": {"something_new": 1}}, BOTH),
         ({"compute": {"dtype": "bfloat16"}}, BOTH),
+        ({"compute": {"source_device": "cuda"}}, BOTH),
+        ({"compute": {"source_device": "cpu"}}, set()),
         ({"weights": "other"}, BOTH),
         ({"rows": "other"}, BENCHMARK),
         ({"perplexity": {"prefix": 11}}, CHUNKS),
@@ -144,6 +147,8 @@ def test_a_kept_record_is_no_longer_missing_and_is_published_as_it_is(setting, w
             "fact": 1,
             "dtype": "float32",
             "device": "cpu",
+            "device_name": device_name(torch.device("cpu")),
+            "threads": torch.get_num_threads(),
             "hold_back": 2,
             "batch_tokens": 500,
             "native_head": 1,

@@ -9,9 +9,11 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
 from kvferry.errors import KvferryError
 from kvferry.files import (
+    check_room,
     directory_whole,
     fingerprint,
     read_json,
@@ -211,3 +213,44 @@ def test_fingerprints_do_not_depend_on_the_order_of_keys(value, random):
 def test_fingerprints_differ_where_json_differs(one, other):
     same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
     assert (fingerprint(one) == fingerprint(other)) == same
+
+
+def interrupted_by(write, whole, path):
+    """Write a half, then meet what `write` raises."""
+    with whole(path) as temporary:
+        fill(whole, temporary, "half")
+        write()
+
+
+def fill_the_disk():
+    """A write that finds no space left."""
+    with open("/dev/full", "w") as disk:
+        disk.write("x")
+
+
+def as_safetensors_says_it():
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+@KINDS
+@pytest.mark.parametrize("write", [fill_the_disk, as_safetensors_says_it])
+def test_a_full_disk_is_said_with_the_room_that_there_is_and_leaves_nothing(tmp_path, whole, write):
+    with pytest.raises(KvferryError, match=rf"out: the disk is full \([\d,]+ MB are free in {tmp_path}\); free some"):
+        interrupted_by(write, whole, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@KINDS
+def test_what_is_wrong_otherwise_with_safetensors_goes_on(tmp_path, whole):
+    with pytest.raises(SafetensorError, match="another"):
+        interrupt(whole, tmp_path / "out", SafetensorError("another"))
+
+
+def test_what_there_is_no_room_for_is_not_begun(tmp_path):
+    folder = tmp_path / "not" / "there"
+    check_room(folder, 1, "a dump")
+    with pytest.raises(
+        KvferryError, match=r"there: a dump takes [\d,]+ MB, and [\d,]+ MB are free on that disk; .*`results`"
+    ):
+        check_room(folder, 10**18, "a dump")
+    assert list(tmp_path.iterdir()) == []

@@ -287,3 +287,22 @@ def test_a_bfloat16_mapper_serves_float32_models(model, identity_mapper):
     for pair, wanted in zip(readable(prefix, 0), readable(exact, 0), strict=True):
         for part, own in zip(pair, wanted, strict=True):
             assert (part - own).norm() / own.norm() < 0.01
+
+
+def test_a_bfloat16_mapper_serves_bfloat16_models_as_well_as_a_float32_one(tiny_model, identity_mapper):
+    """Identity weights are exact in bfloat16, so that all that is left is the rounding of the cache itself."""
+    half = tiny_model("qwen3", 3).bfloat16()
+    whole, rows = identity_mapper(half, SELECTED["ascending"]), prompts([12, 9])
+    span = Span.of(rows, half.device)
+    found = {}
+    for name, system in {
+        "own": Native(half),
+        "float32": Handoff(half, half, whole),
+        "bfloat16": Handoff(half, half, whole.astype(torch.bfloat16)),
+    }.items():
+        prefix = system.extend(system.start(2), span)
+        assert {part.dtype for pair in cache_layers(prefix.cache) for part in pair} == {torch.bfloat16}
+        found[name] = read(half, prefix, Span.of([[7], [8]], half.device))[0].float()
+    size = found["own"].norm()
+    assert (found["float32"] - found["own"]).norm() / size < 0.05
+    assert (found["bfloat16"] - found["own"]).norm() / size < 0.05

@@ -77,6 +77,16 @@ def test_any_other_exception_goes_on_and_is_logged(log, capsys, error):
     assert capsys.readouterr().err == ""
 
 
+def test_too_little_memory_is_one_sentence_with_status_1_too(log, capsys):
+    with pytest.raises(SystemExit) as caught, job("evaluate", str(log)):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+    assert caught.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("evaluate: out of GPU memory (CUDA out of memory); lower evaluation.batch_tokens")
+    assert said.count("\n") == 1
+    assert "Traceback (most recent call last)" in log.read_text()
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_torch_computes_with_the_threads_of_the_job(log, threads):
     with job("fit", str(log), threads):

@@ -120,7 +120,7 @@ def test_no_call_is_both_a_prefill_and_a_mapping(one, reads, monkeypatch):
 
 
 def test_a_prefill_reads_all_tokens_and_makes_the_logits_of_the_last_alone(one):
-    bench, seen = Bench(drawn(2, 16, 250), ["small"]), []
+    bench, seen = Bench(drawn(2, 16, 250), ["small"], [torch.device("cpu")]), []
     hook = one.source.model.register_forward_hook(lambda _m, _a, out: seen.append(out.logits.shape))
     bench.prefill(one.source)
     hook.remove()
@@ -138,7 +138,7 @@ def test_what_is_timed_makes_the_cache_that_an_evaluation_reads_on_from(head, on
     system, made = Handoff(one.source.model, one.target.model, one.load(), head), []
     carry = Handoff.ferry
     monkeypatch.setattr(Handoff, "ferry", lambda *given: made.append(carry(*given)) or made[-1])
-    bench = Bench(drawn(2, 16, 250), ["small"])
+    bench = Bench(drawn(2, 16, 250), ["small"], [torch.device("cpu")])
     bench.prefill(one.source)
     bench.carry(one, system)
     system.extend(system.start(2), bench.span)
@@ -170,14 +170,18 @@ def test_each_pair_goes_as_far_as_its_own_models_do(one, loaded, tmp_path):
 
 def test_lengths_beyond_the_memory_are_skipped(one, monkeypatch):
     monkeypatch.setattr(latency, "MEGABYTE", 1)
+
+    def needed(length, batch):
+        (found,) = needed_mb(one, length, batch).values()
+        return found
+
     card, config = one.target.card, one.target.model.config
     caches = 4 * 2 * 2 * 8 * (2 + 3 + 2 * 3)
-    assert needed_mb(one, 10, 2) == 20 * (caches + 4 * (3 * config.intermediate_size + 7 * card["hidden_size"]))
-    (times,) = measure_latency([one], how(memory_mb=needed_mb(one, 32, 1)))
+    assert needed(10, 2) == 20 * (caches + 4 * (3 * config.intermediate_size + 7 * card["hidden_size"]))
+    (times,) = measure_latency([one], how(memory_mb=needed(32, 1)))
     assert list(times.skipped) == ["64"]
     assert (
-        times.skipped["64"]
-        == f"it would take about {needed_mb(one, 64, 1):,} MB of memory, and {needed_mb(one, 32, 1):,} MB are there"
+        times.skipped["64"] == f"it would take about {needed(64, 1):,} MB of memory, and {needed(32, 1):,} MB are there"
     )
 
 

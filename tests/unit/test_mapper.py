@@ -363,7 +363,7 @@ def test_a_saved_mapper_of_every_kind_comes_back_with_its_kind_and_rope(kind, ro
 
 def test_a_mapper_moves_to_another_device_whole():
     mapper = mapper_of("network", "coupled")
-    moved = mapper.to(torch.device("meta"))
+    moved = mapper.onto([torch.device("meta")] * len(mapper.keys))
     assert (moved.selected, moved.kv_heads, moved.rope) == (mapper.selected, mapper.kv_heads, mapper.rope)
     assert all(part.is_meta for own in (*moved.keys, *moved.values) for part in own.tensors().values())
 

@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import constants
@@ -12,10 +11,10 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig
 
 from kvferry.errors import KvferryError
+from kvferry.prepare.hub import fetch_snapshot
 from kvferry.prepare.models import (
     CARD,
     config_id,
-    fetch_snapshot,
     load_model,
     make_card,
     prepare_by_reference,
@@ -265,28 +264,3 @@ def test_a_snapshot_is_found_and_its_commit_recorded(hub, tmp_path, revision, co
     assert card["location"] == str(hub / "snapshots" / commit)
     assert card["origin"] == f"owner/tiny at {revision}"
     assert load_model(tmp_path / "tiny").model.config.num_hidden_layers == card["layers"] == 3
-
-
-@pytest.mark.parametrize(
-    ("repository", "revision"),
-    [("owner/missing", "unpinned"), ("owner/tiny", "v3"), ("owner/tiny", "c" * 40), ("not a name", "unpinned")],
-)
-def test_what_the_hub_does_not_give_is_said_in_one_sentence(hub, tmp_path, repository, revision):
-    entry = {"kind": "hub", "repository": repository, "revision": revision}
-    with pytest.raises(KvferryError) as caught:
-        prepare_by_reference("tiny", entry, tmp_path / "cards" / "tiny")
-    message = str(caught.value)
-    assert message.startswith(f"models.yaml: {repository} at {revision} cannot be fetched from the hub (")
-    assert message.endswith("; check the name, the network and your access token")
-    assert "\n" not in message
-    assert not (tmp_path / "cards").exists()
-
-
-@pytest.mark.parametrize("reason", ["404 Client Error.\n\nRepository Not Found for url: ...", "\n404\nNot Found", ""])
-def test_a_long_or_an_empty_reason_of_the_hub_is_one_sentence_too(monkeypatch, reason):
-    def refuse(*_, **__):
-        raise OSError(reason)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(KvferryError, match=r"^models\.yaml: owner/tiny at main cannot be fetched.*access token$"):
-        fetch_snapshot("owner/tiny", "main")

@@ -12,7 +12,8 @@ from kvferry.files import write_json
 from kvferry.fit.budget import MB, Choice, Sums, choice_of
 from kvferry.fit.pair import Extent
 from kvferry.kv.dump import INDEX
-from kvferry.planner import GIB, Plan, Unplanned, main, plan_config, plan_paper, written
+from kvferry.plan_run import Rates
+from kvferry.planner import GIB, Plan, Unplanned, main, plan_config, plan_paper, written, written_config
 from kvferry.report.paper import Paper
 from kvferry.work import moments_of
 
@@ -289,7 +290,8 @@ def config_file(tmp_path, monkeypatch):
 def test_the_command_prints_the_plan_of_a_config(config_file, capsys):
     main([str(config_file)])
     shown = capsys.readouterr().out
-    assert shown == written(plan_config(project_of())) + "\n"
+    assert shown == written_config(project_of(), Rates.of("cpu")) + "\n"
+    assert shown.startswith(written(plan_config(project_of())))
     assert "24l-to-30l" in shown
 
 

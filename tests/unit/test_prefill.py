@@ -54,7 +54,8 @@ def plain(model, row):
 
 
 def held(text):
-    return torch.cat(text.parts, dim=3)
+    """What a text holds; all layers are on one device, so each part is one tensor."""
+    return torch.cat([tensor for (tensor,) in text.parts], dim=3)
 
 
 SPANS = [
@@ -161,7 +162,7 @@ def test_two_models_that_share_a_memory_are_kept_apart(model, tiny_model):
 class TestMemory:
     def test_what_does_not_fit_is_not_kept_and_what_is_smaller_still_is(self, model):
         memory = Memory(100)
-        large, small = torch.zeros(20), torch.zeros(5)
+        large, small = (torch.zeros(10), torch.zeros(10)), (torch.zeros(5),)
         keys = [Key(model, (number,), 0) for number in range(4)]
         for key, part in zip(keys, (large, large, small, small), strict=True):
             memory.keep(key, part)
@@ -171,16 +172,16 @@ class TestMemory:
     def test_a_part_that_is_kept_twice_counts_once(self, model):
         memory, key = Memory(100), Key(model, (1, 2), 0)
         for _ in range(3):
-            memory.keep(key, torch.ones(10))
+            memory.keep(key, (torch.ones(10),))
         assert memory.used == 40
 
     def test_after_clearing_there_is_room_again(self, model):
         memory, key = Memory(100), Key(model, (1, 2), 0)
-        memory.keep(key, torch.ones(25))
+        memory.keep(key, (torch.ones(25),))
         memory.clear()
         assert memory.find(key) is None
         assert memory.used == 0
-        memory.keep(key, torch.zeros(25))
+        memory.keep(key, (torch.zeros(25),))
         assert memory.find(key) is not None
 
     def test_only_the_parts_themselves_are_held(self, model):
@@ -188,7 +189,7 @@ class TestMemory:
         memory = Memory(PLENTY)
         prefilled(SourcePrefill(model, memory), *cut([[4, 9, 1], [3, 2, 7]]))
         Native(model, memory).extend(Native(model).start(2), Span.of(prompts([7, 2], 31), CPU))
-        parts = memory._parts.values()
+        parts = [tensor for (tensor,) in memory._parts.values()]
         assert len(parts) == 8
         assert all(part.untyped_storage().nbytes() == part.nbytes for part in parts)
         assert memory.used == sum(part.nbytes for part in parts)
@@ -213,7 +214,7 @@ def test_no_use_of_a_remembered_prefill_changes_it(model, lm):
         context = header + prompts([length], number)[0]
         requests += [("", list(context), list(rest)) for rest in prompts([1, 4, 6], number)]
     lm(memory)._loglikelihood_tokens(requests)
-    before = {key: part.clone() for key, part in memory._parts.items()}
+    before = {key: tensor.clone() for key, (tensor,) in memory._parts.items()}
     assert len(before) == 4
     for carrier, head in ((Passthrough(), 0), (AsItIs(), 0), (ZeroCache(LAYERS, 2, 8), 5), (AsItIs(), 100)):
         answering = lm(memory, carrier, head)
@@ -221,7 +222,7 @@ def test_no_use_of_a_remembered_prefill_changes_it(model, lm):
         grow_and_fork(answering.system, header)
     assert before.keys() <= memory._parts.keys()
     for key, part in before.items():
-        torch.testing.assert_close(memory.find(key), part, rtol=0, atol=0)
+        torch.testing.assert_close(memory.find(key), (part,), rtol=0, atol=0)
 
 
 class AsItIs:

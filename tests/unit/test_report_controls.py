@@ -236,6 +236,7 @@ def anchored(tmp_path, pairs, benchmarks=("hellaswag",)):
     component = replace(results.sweeps["components"], variants=["ridge_k8", name])
     results = replace(
         results,
+        variants=[*results.variants, name],
         manifests={**results.manifests, (PAIR, name): swept_manifest(1, {"rope": "coupled"})},
         sweeps={**results.sweeps, "components": component},
     )

@@ -1,6 +1,7 @@
 """Tables of diagnostics from made-up records: values, what an MLP gains, and correlations against numpy."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,13 @@ from kvferry.report.diagnosis import by_layer, diagnosed, mean_of, sampled
 from kvferry.report.figures.correlation import fig10_correlation
 from kvferry.report.inputs import Pair
 from kvferry.report.stats import Undefined
-from kvferry.report.tables.diagnostics import correlations, diagnostics_by_layer, points, table4_error_placement
+from kvferry.report.tables.diagnostics import (
+    _scopes,
+    correlations,
+    diagnostics_by_layer,
+    points,
+    table4_error_placement,
+)
 from kvferry.report.tables.render import readable, write_table
 
 OWN = Pair(PAIR, "small", "big")
@@ -284,3 +291,12 @@ class TestCorrelation:
         found = pearson(np.array([0.0, 0.0, 1.0]), np.array([0.0, 1.0, 2.0]), 500, [0])
         assert np.isnan(found.draws).any()
         assert found.value == pytest.approx(0.8660254037844386)
+
+
+def test_from_three_pairs_on_headlines_are_correlated_on_their_own():
+    found = pd.DataFrame([(pair, name) for pair in "abc" for name in ("r8", "r1")], columns=["pair", "system"])
+    results = SimpleNamespace(headlines={"a": "r8", "b": "r1", "c": "r8"})
+    scopes = _scopes(results, found)
+    assert list(scopes) == ["all pairs", "headlines of all pairs", "a", "b", "c"]
+    assert scopes["headlines of all pairs"].to_numpy().tolist() == [["a", "r8"], ["b", "r1"], ["c", "r8"]]
+    assert "headlines of all pairs" not in _scopes(results, found[found["pair"] != "c"])

@@ -152,5 +152,15 @@ def test_the_papers_size_is_of_any_linear_mapper_of_its_shape(tmp_path):
     build_swept(tmp_path)
     change(tmp_path, "small", support="same_head", native_head=0)
     sizes = papers(tmp_path, "table12_size")
-    assert set(sizes.values()) == {1.07e9}
+    assert set(sizes.values()) == {1.07e9, 4}
     assert {name for name, _ in sizes} == {"ridge_k8", "unturned", "lambda_0", "lambda_tiny", "few", "code"}
+
+
+@pytest.mark.parametrize(("corpus", "number"), [("wikipedia-en", 79.65), ("fineweb-edu", 80.70), ("wikipedia", None)])
+def test_the_papers_domains_are_those_of_its_own_corpora(tmp_path, corpus, number):
+    build_swept(tmp_path)
+    change(tmp_path, "code", corpus=corpus)
+    beside = {("code", "hellaswag_paper"): number} if number else {}
+    for table in ("table8_calibration", "table9_domain"):
+        own = {key: value for key, value in papers(tmp_path, table).items() if key == ("code", "hellaswag_paper")}
+        assert own == beside

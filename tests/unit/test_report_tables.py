@@ -1,6 +1,7 @@
 """Tables made from made-up records: values, undefined cases, order of rows, and what is refused."""
 
 import csv
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_every_table_is_made_and_written(tmp_path):
         assert written[0] == list(frame.columns)
         assert len(written) == len(frame) + 1
         markdown = (tmp_path / f"tables/{name}.md").read_text()
-        assert "nan" not in markdown.lower()
+        assert not re.search(r"\bnan\b", markdown.lower())
         assert markdown.startswith(f"About {name}\n")
         latex = (tmp_path / f"tables/{name}.tex").read_text()
         assert latex.count(r"\\") == len(frame) + 1
@@ -221,9 +222,9 @@ def test_the_paper_stands_beside_a_pair_that_is_in_it(tmp_path):
 
 
 def test_the_papers_transfer_does_not_stand_beside_one_with_another_k(tmp_path):
-    results = replace(load(build(tmp_path), pairs=PAPER_PAIRS), headline="ridge_k1")
+    results = replace(load(build(tmp_path), pairs=PAPER_PAIRS), headlines={PAIR: "ridge_k1"})
     assert results.comparable(results.pairs[0]) is None
-    assert replace(results, headline="ridge_k8").comparable(results.pairs[0]) == "Qwen3 14B→32B"
+    assert replace(results, headlines={PAIR: "ridge_k8"}).comparable(results.pairs[0]) == "Qwen3 14B→32B"
 
 
 def test_no_column_of_the_paper_for_other_pairs(tmp_path):
@@ -245,6 +246,33 @@ def test_the_papers_tables_agree_with_each_other():
         mean = np.mean([100 * a / b for a, b in zip(retention, own, strict=True)])
         assert mean == pytest.approx(paper.value("table1", pair, "avg"), abs=0.15)
         assert paper.value("table15", pair, "avg") == paper.value("table1", pair, "avg_floor_normalised")
+
+
+def test_the_papers_pairs_are_those_of_its_table_10_and_the_same_the_other_way():
+    paper = Paper()
+    forth, pairs = paper.table("table10"), paper.table("pairs")
+    for pair in forth.index:
+        assert paper.models(pair) == (forth.loc[pair, "source"], forth.loc[pair, "target"])
+        assert paper.k(pair) == paper.value("table1", pair, "k")
+    models = {paper.models(pair) for pair in pairs.index}
+    assert len(models) == 2 * len(forth)
+    assert models == {(target, source) for source, target in models}
+    for pair in paper.table("table16").index:
+        assert paper.k(pair) == paper.value("table16", pair, "k")
+    assert paper.k("Qwen3 32B→8B") is None
+
+
+def test_a_pair_the_other_way_has_the_papers_models_and_no_retention(tmp_path):
+    pairs = {PAIR: PAIRS[PAIR] | {"paper": "Qwen3 32B→14B"}}
+    results = load(build(tmp_path), pairs=pairs)
+    frame = TABLES["table1_retention"](results)
+    assert row(frame, system="source alone")["hellaswag_paper"] == pytest.approx(100 * 82.65 / 78.87)
+    assert row(frame, system="ridge_k8")["hellaswag_paper"] is None
+    assert row(TABLES["table10_pairs"](results), pair=PAIR)["k_paper"] == 20
+    assert results.comparable(results.pairs[0]) is None
+    k20 = {**results.manifests[PAIR, "ridge_k8"], "selected_layers": [list(range(20))] * 30}
+    same = replace(results, manifests={**results.manifests, (PAIR, "ridge_k8"): k20})
+    assert same.comparable(same.pairs[0]) == "Qwen3 32B→14B"
 
 
 def test_csv_keeps_full_precision_and_markdown_rounds(tmp_path):
@@ -302,3 +330,33 @@ def test_mcnemar_is_on_the_items_that_both_answered_and_of_right_and_wrong_alone
     assert compare.mcnemar(results, pair, "ridge_k8", TARGET, "mmlu", frozenset({"0", "9"})) == compare.McNemar(2, 0, 1)
     with pytest.raises(KvferryError, match=r"ridge_k8/prefix_perplexity\.json: McNemar's test needs scores of 0 or 1"):
         compare.mcnemar(results, pair, "ridge_k8", TARGET, "prefix_perplexity")
+
+
+def test_beside_every_number_of_the_paper_stands_the_difference(tmp_path):
+    results = load(build(tmp_path), pairs=PAPER_PAIRS)
+    frame = TABLES["table1_retention"](results)
+    found = row(frame, system="ridge_k8")
+    assert found["avg_difference"] == pytest.approx(found["avg"] - 97.6)
+    columns = [name for name in frame.columns if name.endswith("_paper")]
+    assert columns
+    for name in columns:
+        assert frame.columns[frame.columns.get_loc(name) + 1] == name.removesuffix("_paper") + "_difference"
+    shown, _ = readable(frame)
+    assert shown.loc[1, "Avg, ours − paper"] == f"{found['avg_difference']:+.1f}"
+    gap = row(TABLES["gap_recovered"](results), system="ridge_k8", benchmark="prefix_perplexity")
+    assert gap["gap_recovered_paper"] == pytest.approx(100 * (7.63 - 7.33) / (7.63 - 6.79))
+    assert gap["value_difference"] == pytest.approx(gap["value"] - 7.33)
+    assert row(TABLES["gap_recovered"](results), system="ridge_k1")["value_paper"] is None
+
+
+def test_a_difference_is_undefined_without_ours_and_empty_without_the_papers(tmp_path):
+    write_native(build(tmp_path), "big", "gsm8k", accuracy_items(0))
+    found = row(TABLES["table1_retention"](load(tmp_path, pairs=PAPER_PAIRS)), system="ridge_k8")
+    assert (found["gsm8k"], found["gsm8k_paper"], found["gsm8k_difference"]) == ("undefined", 95.6, "undefined")
+    assert row(TABLES["table1_retention"](load(tmp_path)), system="ridge_k8")["mmlu_difference"] is None
+
+
+def test_the_papers_settings_stand_beside_ours(tmp_path):
+    found = row(TABLES["table11_benchmarks"](load(build(tmp_path))), benchmark="gsm8k")
+    assert (found["shots"], found["shots_paper"], found["shots_difference"]) == (0, 8, -8)
+    assert (found["metric_paper"], found["chance_difference"]) == ("acc", 0)

@@ -19,7 +19,7 @@ ALWAYS = [
     "table12_size",
     "table13_accuracy",
 ]
-ALWAYS += ["table14_anchors", "table15_floor_normalised", "gap_recovered", "verdict"]
+ALWAYS += ["table14_anchors", "table15_floor_normalised", "gap_recovered", "verdict", "reproduction", "provenance"]
 FIXED = ["fig2_r2_heatmap_small-to-big", "fig1_pipeline", "fig3_mapper"]
 SECTIONS = {name: {} for name in ("controls", "diagnostics", "coqa", "latency", "native_tokens")}
 
@@ -79,6 +79,11 @@ def test_figure_8_needs_one_of_its_benchmarks():
 def test_each_optional_section_gives_its_own(section, tables, figures):
     assert set(tables_of(CONFIG | {section: {}})) - set(ALWAYS) == tables
     assert set(figures_of(CONFIG | {section: {}})) - set(figures_of(CONFIG)) == figures
+
+
+def test_without_any_of_the_five_there_are_no_anchors():
+    config = CONFIG | {"evaluation": {"benchmarks": {"boolq": {}}}}
+    assert "table14_anchors" not in tables_of(config)
 
 
 def test_a_held_out_benchmark_gives_its_table():

@@ -76,6 +76,24 @@ def test_yarn_scales_keys_by_its_attention_factor_and_stripping_takes_it_off(tin
     assert table.strip(keys).norm() == pytest.approx(float(keys.norm()) / factor, rel=1e-5)
 
 
+@pytest.mark.parametrize("mscale", [{}, {"mscale": 1.0, "mscale_all_dim": 1.0}])
+def test_scaling_queries_by_position_leaves_keys_as_they_are(mscale, tiny_model):
+    """Ministral 3 scales queries from the original length on; its own two mscales make the attention factor 1."""
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 4, **mscale}
+    models = [
+        tiny_model("ministral3", rope_parameters=rope | {"llama_4_scaling_beta": beta}, seed=6) for beta in (0.0, 0.5)
+    ]
+    ids, positions = torch.arange(3, 3 + TOKENS)[None], torch.arange(TOKENS)[None]
+    (before, plain), (_, scaled) = (keys_before_and_in_cache(model, ids, positions) for model in models)
+    torch.testing.assert_close(plain[0], scaled[0], rtol=0, atol=0)
+    assert (plain[-1] - scaled[-1]).abs().max() > 0.01
+    table = rotation(models[1], positions).for_heads()
+    torch.testing.assert_close(table.strip(scaled[0]), before[0], **CLOSE)
+    factor = 1.0 if mscale else 0.1 * math.log(16.0) + 1
+    assert float(scaled[0].norm() / before[0].norm()) == pytest.approx(factor, rel=1e-4)
+    check_rotation(models[1])
+
+
 def test_partial_rotary_leaves_the_other_coordinates_as_they_are(tiny_model):
     torch.manual_seed(4)
     keys = torch.randn(1, 2, 9, 8)
@@ -123,7 +141,7 @@ def test_positions_may_differ_between_rows_of_a_batch(tiny_model):
         torch.testing.assert_close(together.sin[row], alone.sin[0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama3", "yarn", "qwen3", "partial"])
+@pytest.mark.parametrize("kind", ["llama", "llama3", "yarn", "ministral3", "qwen3", "partial"])
 def test_tables_of_a_wrong_theta_are_detected(kind, tiny_model, monkeypatch):
     model = tiny_model(kind)
     wrong = copy.deepcopy(rotary_module(model))

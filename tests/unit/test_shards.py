@@ -35,6 +35,12 @@ def test_items_keep_their_order_and_times_add_up(merged):
     assert whole.value == pytest.approx(2 / 3)
 
 
+def test_shards_of_different_machines_are_merged_and_all_are_named(merged):
+    machines = [{"device_name": name, "threads": 4} for name in ("one", "other")]
+    parts = [replace(part, settings=part.settings | own) for part, own in zip((RECORD, SECOND), machines, strict=True)]
+    assert merged(*parts).settings == {"device_name": "one, other", "threads": 4}
+
+
 @pytest.mark.parametrize(
     ("second", "said"),
     [

@@ -29,6 +29,22 @@ def test_a_further_corpus_is_dumped_as_long_as_its_largest_fit():
     assert work.calibration_on(run, "qasper") == run.config["calibration"]
 
 
+def test_a_variant_of_more_sequences_than_the_calibration_lengthens_the_dump_and_not_the_moments():
+    run = project(variants={"ridge_k4": {**BASE, "k": 4}, "more": {**BASE, "k": 1, "sequences": 20}}, sweeps={})
+    assert work.calibration_on(run, "qasper") == run.config["calibration"] | {"sequences": 20}
+    assert work.moments_of(run, PAIR)["sequences"] == run.config["calibration"]["sequences"] == 12
+    assert work.fit_jobs(run, PAIR) == {"qasper-12": ["ridge_k4"], "qasper-20": ["more"]}
+
+
+def test_variants_of_conversations_are_run_on_the_pairs_of_these_alone():
+    variants = {"ridge_k4": {**BASE, "k": 4}, "ridge_k1": {**BASE, "k": 1}}
+    run = project(
+        pairs=[PAIR, "30l-to-24l"], variants=variants, sweeps={}, coqa={"pairs": [PAIR], "variants": ["ridge_k1"]}
+    )
+    assert work.variants_of(run, PAIR) == ["ridge_k4", "ridge_k1"]
+    assert work.variants_of(run, "30l-to-24l") == ["ridge_k4"]
+
+
 def test_only_targets_of_fits_that_weigh_attention_are_dumped_with_it():
     run = project()
     assert work.weighs_attention(run, "smollm2-135m", "qasper")

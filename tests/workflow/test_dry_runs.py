@@ -1,5 +1,6 @@
 """The workflow as a user meets it, without running a job: every config resolves, and a wrong one stops with one sentence."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,19 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(file.name for file in (ROOT / "config").glob("*.yaml") if "pairs" in yaml.safe_load(file.read_text()))
+# What the design promises of the paper's six pairs: every figure and table of the paper, and what stands beside it.
+SIX = ("qwen3-14b-to-32b", "qwen3-8b-to-32b", "llama-3.1-8b-to-70b")
+SIX += ("ministral-3-3b-to-8b", "ministral-3-3b-to-14b", "ministral-3-8b-to-14b")
+FIGURES = ["fig1_pipeline", "fig3_mapper", "fig4_coqa_drift", "fig5_greedy_r2", "fig6_accuracy_vs_k"]
+FIGURES += ["fig7_component_removal", "fig8_retention", "fig9_latency", *(f"fig2_r2_heatmap_{pair}" for pair in SIX)]
+TABLES = ["table1_retention", "table2_ablation", "table3_mlp", "table4_error_placement", "table5_latency"]
+TABLES += ["table6_methods", "table7_r2_vs_k", "table8_calibration", "table9_domain", "table10_pairs"]
+TABLES += ["table11_benchmarks", "table12_size", "table13_accuracy", "table14_anchors", "table15_floor_normalised"]
+TABLES += ["table16_latency_range", "table17_loo_k", "table18_held_out"]
+TABLES += ["gap_recovered", "controls", "verdict", "reproduction", "provenance"]
+PAPERS = {f"figures/paper/{name}.{kind}" for name in FIGURES for kind in ("pdf", "png", "csv")}
+PAPERS |= {f"results/paper/tables/{name}.{kind}" for name in TABLES for kind in ("csv", "md", "tex")}
+PAPERS |= {f"results/paper/verdict/{pair}.md" for pair in SIX} | {"results/paper/headline.txt"}
 RUNS = [name for name in CONFIGS if name != "pairs.yaml"]
 
 
@@ -21,6 +35,36 @@ def dry_run(config: Path) -> subprocess.CompletedProcess:
 def test_every_config_resolves(name):
     done = dry_run(ROOT / "config" / name)
     assert done.returncode == 0, done.stderr[-2000:]
+    if name == "paper.yaml":
+        assert outputs(done.stdout) >= PAPERS
+
+
+def outputs(said: str) -> set[str]:
+    """Every file that a dry run says it would write."""
+    lines = [line.split(":", 1)[1] for line in said.splitlines() if line.strip().startswith("output:")]
+    return {path.strip() for line in lines for path in line.split(",")}
+
+
+def test_jobs_ask_for_the_gpus_and_the_memory_of_their_models(tmp_path):
+    config = yaml.safe_load((ROOT / "config" / "small.yaml").read_text())
+    config["compute"] |= {"source_device": "cuda:2", "target_device": ["cuda:0", "cuda:1"]}
+    file = tmp_path / "apart.yaml"
+    file.write_text(yaml.safe_dump(config))
+    asked = {}
+    for name, resources in re.findall(
+        r"^rule (\S+):.*?^ +resources: (.*?)$", dry_run(file).stdout, re.DOTALL | re.MULTILINE
+    ):
+        numbers = dict(re.findall(r"(mem_mb|gpu)=(\d+)", resources))
+        if len(numbers) == 2:
+            asked.setdefault(name, []).append((int(numbers["mem_mb"]), int(numbers["gpu"])))
+    gpus = {name: {count for _, count in own} for name, own in asked.items()}
+    assert gpus["dump"] == gpus["evaluate_model_qwen3_8b_0"] == gpus["fit_qwen3_4b_to_8b_fineweb_edu_500"] == {1}
+    assert gpus["evaluate_pair_qwen3_4b_to_8b_0"] == gpus["latency_qwen3_4b_to_8b"] == {3}
+    weights = {"0_6b": 1200, "1_7b": 3400, "4b": 8000, "8b": 16400}
+    for model, needed in weights.items():
+        ((memory, _),) = asked[f"evaluate_model_qwen3_{model}_0"]
+        assert max(needed, 1999) < memory < max(needed, 1999) + 1000
+    assert sorted(memory for memory, _ in asked["dump"])[-1] > weights["8b"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pandas as pd
@@ -119,6 +120,33 @@ class TestResults:
             record(f"pairs/{PAIR}/improved-k1-all_heads-head{head}", "next_token_kl").value for head in (4, 0)
         )
         assert with_head < without
+
+    def test_every_claim_has_a_verdict_and_some_were_tested(self):
+        table = pd.read_csv(RESULTS / "tables" / "reproduction.csv").set_index("id")
+        assert set(table["verdict"]) <= {"reproduced", "not reproduced", "undecided", "not run"}
+        assert set(table.loc[["own-cache", "size-formula", "r2-grows"], "verdict"]) == {"reproduced"}
+        assert set(table.loc[table["papers_pair"] == "yes", "verdict"]) <= {"not run"}
+        assert table.loc["retention", "verdict"] == "not run"
+
+    def test_provenance_has_no_gap_for_what_a_record_must_say(self):
+        table = pd.read_csv(RESULTS / "tables" / "provenance.csv")
+        said = table[table["what"].isin(["package", "code", "machine and arithmetic", "seed", "model"])]
+        assert not (said["value"] == "not recorded").any()
+        assert {"torch", "commit", "device", "dtype", "threads", TARGET, SOURCE} <= set(said["name"])
+
+    def test_the_report_has_every_table_and_figure_in_its_place(self, tmp_path):
+        done = subprocess.run(
+            [*COMMAND, "--report", str(tmp_path / "report.zip")], cwd=ROOT, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        with zipfile.ZipFile(tmp_path / "report.zip") as file:
+            page = file.read("report/report.html").decode()
+        for table in TABLES:
+            assert f'"name": "{table}.csv"' in page
+        for number in range(1, 12):
+            assert f'"number": "Figure {number:02d}"' in page
+        for words in ("1. Reproduction and verdicts", "3. Tables of the paper", "5. Provenance"):
+            assert f'"{words}"' in page
 
     def test_a_corrupt_record_is_refused_by_the_next_table(self, tmp_path):
         path = RESULTS / "records" / "native" / TARGET / "gsm8k.json"

@@ -5,12 +5,14 @@ import sys
 from pathlib import Path
 
 try:
-    from kvferry import asked, work
+    from kvferry import asked, memory, work
     from kvferry.config import load_project, read_yaml
     from kvferry.crosscheck import ROWS_WHEEL
+    from kvferry.devices import DEVICE, SOURCE, TARGET, first_of, gpus_of
     from kvferry.errors import KvferryError
     from kvferry.records import COQA, IDENTITY, LATENCY, NATIVE
     from kvferry.records import NATIVE_TOKENS, NATIVE_TOKENS_TIME, ZERO_CACHE
+    from kvferry.report.places import SUMMARY, category, labels
     from kvferry.report.wanted import figures_of, tables_of
 except ImportError:
     sys.exit(
@@ -39,10 +41,13 @@ RESULTS = Path(config["results"])
 FIGURES = Path(config["figures"])
 WHEELS = Path(config["wheels"])
 LOGS, TIMINGS = (Path(name, *RESULTS.parts[1:]) for name in ("logs", "benchmarks"))
-# One GPU a job, where the config has jobs run on one; profiles cap how many are used at a time.
-GPU = int(config["compute"]["device"].startswith("cuda"))
-MOMENTS_MB = config["fit"]["memory_mb"] + 500
-COMPUTE = {key: config["compute"][key] for key in ("device", "dtype")}
+COMPUTE = {key: value for key, value in config["compute"].items() if key != "threads"}
+FIT_DEVICE = first_of(COMPUTE)
+# GPUs of a job with one model, with both models of a pair, and with none; profiles cap how many are used at a time.
+GPU, PAIR_GPU = gpus_of(COMPUTE, [DEVICE]), gpus_of(COMPUTE, [SOURCE, TARGET])
+FIT_GPU = int(FIT_DEVICE != "cpu")
+# Minutes that a job of a stage may take on a cluster. Stages that take most go on where a job was stopped.
+MINUTES = {"prepare": 60, "dump": 240, "fit": 480, "evaluate": 480, "report": 60}
 ENVIRONMENT = "../../envs/kvferry.yaml"
 CONSTRAINTS = BASE / "envs" / "constraints.txt"
 MODELS = PROJECT.models_of_run()
@@ -96,6 +101,25 @@ def dump_of(model, corpus=config["calibration"]["corpus"]):
     return RESULTS / "kv" / model / corpus / "index.json"
 
 
+def needing(estimate):
+    """The memory of a job in MB, or a function that gives it, as a resource: more of it at every attempt."""
+    return lambda wildcards, attempt: memory.at_attempt(
+        estimate(wildcards) if callable(estimate) else estimate, attempt
+    )
+
+
+def models_of(pair):
+    """Both models of a pair by role."""
+    return {
+        role: PROJECT.pair(pair)[name]
+        for role, name in ((SOURCE, "source"), (TARGET, "target"))
+    }
+
+
+def recipes(pair, variants):
+    return [PROJECT.recipe(pair, name) for name in variants]
+
+
 def side(role):
     """An input function: the model of a pair in the given role, passed on to `place`."""
     return lambda place: lambda wildcards: place(PROJECT.pair(wildcards.pair)[role])
@@ -139,28 +163,31 @@ def shard_of(place, name, shard):
     )
 
 
-def mapper_of(system):
-    """The variant whose mapper a system uses: that of the headline for the controls made from it, none for zeros."""
-    if system == ZERO_CACHE:
-        return None
-    return config["headline"] if system in asked.CONTROLS else system
+def mappers_of(pair, systems):
+    """The variant whose mapper a system of a pair uses: the headline for the controls made from it, none for zeros."""
+    headline = PROJECT.headline(pair)
+    used = {
+        system: headline if system in asked.CONTROLS else system for system in systems
+    }
+    return used | {system: None for system in systems if system == ZERO_CACHE}
 
 
-def mapped_by(job):
+def mapped_by(pair, job):
     """The variants whose mappers a job reads, each once."""
-    return list(dict.fromkeys(filter(None, map(mapper_of, job.limits))))
+    return list(dict.fromkeys(filter(None, mappers_of(pair, job.limits).values())))
 
 
-def native_heads(systems):
+def native_heads(pair, systems):
     """How many first tokens the target reads itself, by system."""
     return {
-        system: (
-            PROJECT.variant(mapper_of(system))["native_head"]
-            if mapper_of(system)
-            else 0
-        )
-        for system in systems
+        system: PROJECT.variant(variant)["native_head"] if variant else 0
+        for system, variant in mappers_of(pair, systems).items()
     }
+
+
+def minutes(stage):
+    """The time that a cluster is asked for: MINUTES at the first try, as much again at each further one."""
+    return lambda wildcards, attempt: attempt * MINUTES[stage]
 
 
 def rule_name(*parts):

@@ -19,8 +19,13 @@ rule dump:
         ENVIRONMENT
     threads: config["compute"]["threads"]
     resources:
-        mem_mb=2500,
+        mem_mb=needing(
+            lambda wildcards: memory.dump_mb(
+                PROJECT, wildcards.model, wildcards.corpus
+            )
+        ),
         gpu=GPU,
+        runtime=minutes("dump"),
     params:
         calibration=lambda wildcards: work.calibration_on(PROJECT, wildcards.corpus),
         row_weights=lambda wildcards: work.weighs_attention(

@@ -82,12 +82,13 @@ for model in asked.identity_models(PROJECT):
             ENVIRONMENT
         threads: config["compute"]["threads"]
         resources:
-            mem_mb=MOMENTS_MB,
-            gpu=GPU,
+            mem_mb=needing(memory.identity_mb(PROJECT, model)),
+            gpu=FIT_GPU,
+            runtime=minutes("fit"),
         params:
-            recipe=asked.identity_recipe(PROJECT),
+            recipe=asked.identity_recipe(PROJECT, model),
             memory_mb=config["fit"]["memory_mb"],
-            device=COMPUTE["device"],
+            device=FIT_DEVICE,
         script:
             "../scripts/identity.py"
 
@@ -114,8 +115,13 @@ for model in MODELS:
                 ENVIRONMENT
             threads: config["compute"]["threads"]
             resources:
-                mem_mb=3500,
+                mem_mb=needing(
+                    memory.evaluation_mb(
+                        PROJECT, {DEVICE: model}, [], job.limits.values()
+                    )
+                ),
                 gpu=GPU,
+                runtime=minutes("evaluate"),
             params:
                 **EVALUATION,
                 model=model,
@@ -135,7 +141,7 @@ for pair in config["pairs"]:
                 source=card(PROJECT.pair(pair)["source"]),
                 target=card(PROJECT.pair(pair)["target"]),
                 corpus=corpus_file(config["perplexity"]["corpus"]),
-                mappers=[manifest(pair, variant) for variant in mapped_by(job)],
+                mappers=[manifest(pair, variant) for variant in mapped_by(pair, job)],
                 code=code(*EVALUATION_CODE, "evaluate/timing"),
             output:
                 paths_of(of_pair(pair), job),
@@ -147,14 +153,22 @@ for pair in config["pairs"]:
                 ENVIRONMENT
             threads: config["compute"]["threads"]
             resources:
-                mem_mb=3500,
-                gpu=GPU,
+                mem_mb=needing(
+                    memory.evaluation_mb(
+                        PROJECT,
+                        models_of(pair),
+                        recipes(pair, mapped_by(pair, job)),
+                        job.limits.values(),
+                    )
+                ),
+                gpu=PAIR_GPU,
+                runtime=minutes("evaluate"),
             params:
                 **EVALUATION,
                 pair=pair,
                 asked=answers(of_pair(pair), job),
-                heads=native_heads(job.limits),
-                mappers={system: mapper_of(system) for system in job.limits},
+                heads=native_heads(pair, job.limits),
+                mappers=mappers_of(pair, job.limits),
             script:
                 "../scripts/evaluate_pair.py"
 
@@ -171,6 +185,7 @@ for place, name, count in all_sharded():
             record(place, name),
         log:
             LOGS / f"evaluate/{place}/merge-{name}.log",
+        localrule: True
         conda:
             ENVIRONMENT
         script:

@@ -34,15 +34,16 @@ for pair in config["pairs"]:
                 ENVIRONMENT
             threads: config["compute"]["threads"]
             resources:
-                mem_mb=MOMENTS_MB,
-                gpu=GPU,
+                mem_mb=needing(memory.fit_mb(PROJECT, pair, rows)),
+                gpu=FIT_GPU,
+                runtime=minutes("fit"),
             params:
                 how={
                     "pair": pair,
                     "rows": rows,
-                    "recipes": {v: PROJECT.variant(v) for v in variants},
+                    "recipes": {v: PROJECT.recipe(pair, v) for v in variants},
                     "memory_mb": config["fit"]["memory_mb"],
-                    "device": COMPUTE["device"],
+                    "device": FIT_DEVICE,
                 },
             script:
                 "../scripts/fit.py"

@@ -29,15 +29,30 @@ def diagnosed_outputs(pair):
 
 
 def mappers_back(pair):
-    """Manifests of the same variants the other way, where that is a pair of conversations too."""
+    """Manifests of the mappers the other way by variant, where that is a pair of conversations too."""
     back = asked.reverse_of(PROJECT, pair)
-    variants = asked.dialogue_variants(PROJECT, pair)
-    return [manifest(back, variant) for variant in variants] if back else []
+    ways = {
+        v: asked.variant_back(PROJECT, pair, v)
+        for v in asked.dialogue_variants(PROJECT, pair)
+    }
+    return {v: manifest(back, own) for v, own in ways.items()} if back else {}
+
+
+def both_ways(pair):
+    """Recipes of all mappers of a pair's conversations, those back too."""
+    return recipes(pair, asked.dialogue_variants(PROJECT, pair)) * (
+        2 if mappers_back(pair) else 1
+    )
 
 
 def headline_record(pair, name):
     """A record of the headline."""
-    return record(of_pair(pair)(config["headline"]), name)
+    return record(of_pair(pair)(PROJECT.headline(pair)), name)
+
+
+def headline_head(pair):
+    """How many first tokens the target reads itself with the headline."""
+    return PROJECT.variant(PROJECT.headline(pair))["native_head"]
 
 
 def every(outputs):
@@ -69,8 +84,9 @@ for model in asked.dialogue_models(PROJECT):
             ENVIRONMENT
         threads: config["compute"]["threads"]
         resources:
-            mem_mb=3500,
+            mem_mb=needing(memory.conversations_mb(PROJECT, {DEVICE: model}, [])),
             gpu=GPU,
+            runtime=minutes("evaluate"),
         params:
             project=MEASURED,
             rows=EVALUATION["rows"],
@@ -89,7 +105,7 @@ for pair in config.get("coqa", {}).get("pairs", []):
             **cards_of(pair),
             corpus=corpus_file(config["perplexity"]["corpus"]),
             mappers=[manifest(pair, v) for v in asked.dialogue_variants(PROJECT, pair)],
-            back=mappers_back(pair),
+            back=list(mappers_back(pair).values()),
             code=code(*MEASURE_CODE, *COQA_CODE),
         output:
             every(dialogue_outputs(pair)),
@@ -101,14 +117,18 @@ for pair in config.get("coqa", {}).get("pairs", []):
             ENVIRONMENT
         threads: config["compute"]["threads"]
         resources:
-            mem_mb=3500,
-            gpu=GPU,
+            mem_mb=needing(
+                memory.conversations_mb(PROJECT, models_of(pair), both_ways(pair))
+            ),
+            gpu=PAIR_GPU,
+            runtime=minutes("evaluate"),
         params:
             project=MEASURED,
             rows=EVALUATION["rows"],
             pair=pair,
             records=dialogue_outputs(pair),
-            heads=native_heads(asked.dialogue_variants(PROJECT, pair)),
+            heads=native_heads(pair, asked.dialogue_variants(PROJECT, pair)),
+            back=list(mappers_back(pair)),
         script:
             "../scripts/coqa_pair.py"
 
@@ -139,14 +159,22 @@ for pair in config["pairs"] if "diagnostics" in config else []:
             ENVIRONMENT
         threads: config["compute"]["threads"]
         resources:
-            mem_mb=3500,
-            gpu=GPU,
+            mem_mb=needing(
+                memory.texts_mb(
+                    PROJECT,
+                    models_of(pair),
+                    recipes(pair, asked.diagnosed_variants(PROJECT, pair)),
+                    config["calibration"]["length"],
+                )
+            ),
+            gpu=PAIR_GPU,
+            runtime=minutes("evaluate"),
         params:
             project=MEASURED,
             rows=EVALUATION["rows"],
             pair=pair,
             records=diagnosed_outputs(pair),
-            heads=native_heads(asked.diagnosed_variants(PROJECT, pair)),
+            heads=native_heads(pair, asked.diagnosed_variants(PROJECT, pair)),
         script:
             "../scripts/diagnose.py"
 
@@ -159,7 +187,7 @@ for pairs in asked.timed_together(PROJECT):
         input:
             sources=[card(PROJECT.pair(pair)["source"]) for pair in pairs],
             targets=[card(PROJECT.pair(pair)["target"]) for pair in pairs],
-            mappers=[manifest(pair, config["headline"]) for pair in pairs],
+            mappers=[manifest(pair, PROJECT.headline(pair)) for pair in pairs],
             code=code(*MEASURE_CODE, "evaluate/latency"),
         output:
             [headline_record(pair, LATENCY) for pair in pairs],
@@ -171,13 +199,20 @@ for pairs in asked.timed_together(PROJECT):
             ENVIRONMENT
         threads: config["latency"]["threads"]
         resources:
-            mem_mb=3500,
-            gpu=GPU,
+            mem_mb=needing(
+                memory.latency_mb(
+                    PROJECT,
+                    models_of(pairs[0]),
+                    [PROJECT.recipe(pair, PROJECT.headline(pair)) for pair in pairs],
+                )
+            ),
+            gpu=PAIR_GPU,
+            runtime=minutes("evaluate"),
         params:
             project=MEASURED,
             pairs=pairs,
-            variant=config["headline"],
-            heads=native_heads([config["headline"]]),
+            headlines={pair: PROJECT.headline(pair) for pair in pairs},
+            heads={pair: headline_head(pair) for pair in pairs},
         script:
             "../scripts/latency.py"
 
@@ -190,7 +225,7 @@ for pair in config.get("native_tokens", {}).get("pairs", []):
         input:
             **cards_of(pair),
             corpus=corpus_file(config["perplexity"]["corpus"]),
-            mapper=manifest(pair, config["headline"]),
+            mapper=manifest(pair, PROJECT.headline(pair)),
             code=code(*MEASURE_CODE, "evaluate/native_tokens", "evaluate/latency"),
         output:
             [
@@ -205,12 +240,17 @@ for pair in config.get("native_tokens", {}).get("pairs", []):
             ENVIRONMENT
         threads: config["compute"]["threads"]
         resources:
-            mem_mb=3500,
-            gpu=GPU,
+            mem_mb=needing(
+                memory.native_tokens_mb(
+                    PROJECT, models_of(pair), recipes(pair, [PROJECT.headline(pair)])
+                )
+            ),
+            gpu=PAIR_GPU,
+            runtime=minutes("evaluate"),
         params:
             project=MEASURED,
             pair=pair,
-            variant=config["headline"],
-            heads=native_heads([config["headline"]]),
+            variant=PROJECT.headline(pair),
+            head=headline_head(pair),
         script:
             "../scripts/native_tokens.py"

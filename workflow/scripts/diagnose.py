@@ -5,15 +5,12 @@ from pathlib import Path
 from kvferry.evaluate.diagnose import make_text_sets, run_diagnostics
 from kvferry.evaluate.pair import Asked
 from kvferry.job import job
-from kvferry.prepare.models import load_model
+from kvferry.prepare.models import load_pair
 
 given = snakemake.params
 with job(f"diagnose {given.pair}", snakemake.log[0], snakemake.threads):
-    compute = given.project["compute"]
-    source, target = (
-        load_model(Path(card).parent, compute["device"], compute["dtype"])
-        for card in (snakemake.input.source, snakemake.input.target)
-    )
+    cards = (Path(card).parent for card in (snakemake.input.source, snakemake.input.target))
+    source, target = load_pair(*cards, given.project["compute"])
     mappers = {Path(path).parent.name: Path(path).parent for path in snakemake.input.mappers}
     asked = {
         variant: Asked({}, given.heads[variant], {name: Path(path) for name, path in own.items()})

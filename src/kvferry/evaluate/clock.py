@@ -1,7 +1,8 @@
 """How long calls take: the one clock of every measured time. Knows no model and no mapper.
 
-CUDA events around a call on a GPU, a monotonic clock elsewhere. Calls that are compared are timed in turns, one round after
-another, so that whatever else the machine does falls on all of them alike.
+CUDA events around a call on one GPU, a monotonic clock elsewhere; on several GPUs it begins and ends when all of them are idle.
+Calls that are compared are timed in turns, one round after another, so that whatever else the machine does falls on all of them
+alike.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -39,31 +41,43 @@ class Effort:
 
 @torch.inference_mode()
 def time_trials(
-    calls: Mapping[Name, Callable[[], object]], device: torch.device, effort: Effort
+    calls: Mapping[Name, Callable[[], object]], devices: Sequence[torch.device], effort: Effort
 ) -> dict[Name, list[float]]:
-    """Milliseconds of each call in every round that counts. In a round the calls come in their order, each once."""
+    """Milliseconds of each call in every round that counts. In a round the calls come in their order, each once.
+
+    devices: all that the calls compute on.
+    """
     watch = Stopwatch()
     for done in range(effort.warm_up):
         if done and watch.seconds() > effort.seconds:
             break
         for call in calls.values():
-            milliseconds(call, device)
+            milliseconds(call, devices)
     times: dict[Name, list[float]] = {name: [] for name in calls}
     for done in range(effort.trials):
         if done >= LEAST and watch.seconds() > effort.seconds:
             break
         for name, call in calls.items():
-            times[name].append(milliseconds(call, device))
+            times[name].append(milliseconds(call, devices))
     return times
 
 
-def milliseconds(call: Callable[[], object], device: torch.device) -> float:
-    """Time of one call, from a device that has nothing left to do until it has done all of it."""
-    if device.type == "cuda":
-        return _on_gpu(call, device)
+def milliseconds(call: Callable[[], object], devices: Sequence[torch.device]) -> float:
+    """Time of one call, from devices that have nothing left to do until they have done all of it."""
+    gpus = [device for device in devices if device.type == "cuda"]
+    if len(gpus) == 1:
+        return _on_gpu(call, gpus[0])
+    _wait_for(gpus)
     begin = time.perf_counter()
     call()
+    _wait_for(gpus)
     return 1000 * (time.perf_counter() - begin)
+
+
+def _wait_for(gpus: Sequence[torch.device]) -> None:
+    """An event is one GPU's: what the others still do is waited for in turn."""
+    for gpu in gpus:
+        torch.cuda.synchronize(gpu)
 
 
 def _on_gpu(call: Callable[[], object], device: torch.device) -> float:
@@ -75,6 +89,12 @@ def _on_gpu(call: Callable[[], object], device: torch.device) -> float:
         end.record()
         end.synchronize()
     return begin.elapsed_time(end)
+
+
+def names_of(devices: Sequence[torch.device]) -> str:
+    """The models of these devices, each with its number where there are several of it."""
+    counts = Counter(map(device_name, devices))
+    return ", ".join(name if count == 1 else f"{count} × {name}" for name, count in counts.items())
 
 
 def device_name(device: torch.device) -> str:

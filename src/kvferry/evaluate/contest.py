@@ -68,4 +68,5 @@ def _on_chunks(
 ) -> Outcome:
     """The outcome of something that was measured on the chunks."""
     how = setting.config["perplexity"]
-    return Outcome(name, metric, items, seconds, facts, {"origin": how["corpus"]}, how["seed"])
+    data = {"origin": how["corpus"], "tokens_sha256": setting.chunks_id}
+    return Outcome(name, metric, items, seconds, facts, data, how["seed"])

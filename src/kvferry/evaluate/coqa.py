@@ -19,6 +19,7 @@ from kvferry.evaluate.material import Material, make_material
 from kvferry.evaluate.pair import DECIDING, together
 from kvferry.evaluate.planning import batches
 from kvferry.evaluate.setting import Contestant, Outcome, Setting, record_of
+from kvferry.kv.cache import layer_devices
 from kvferry.kv.handoff import Handoff, Native
 from kvferry.kv.mapper import load_mapper, read_manifest
 from kvferry.kv.prefill import Memory
@@ -169,7 +170,7 @@ class Crew:
 def _handoff(directory: Path, source: Loaded, target: Loaded, head: int, memory: Memory) -> Handoff:
     """A hand-off with its mapper loaded."""
     mapper, _ = load_mapper(directory, source.card, target.card)
-    return Handoff(source.model, target.model, mapper.to(target.model.device), head, memory)
+    return Handoff(source.model, target.model, mapper.onto(layer_devices(target.model)), head, memory)
 
 
 def _voice(setting: Setting, how: Mapping[str, Any]) -> Voice:

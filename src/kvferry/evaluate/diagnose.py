@@ -24,6 +24,7 @@ from kvferry.evaluate.run import quiet_harness
 from kvferry.evaluate.setting import Contestant, Outcome, Setting, record_of
 from kvferry.evaluate.tasks import Questions, draw_items
 from kvferry.files import fingerprint
+from kvferry.kv.cache import layer_devices
 from kvferry.kv.handoff import Native
 from kvferry.kv.mapper import load_mapper, read_manifest
 from kvferry.kv.prefill import Tokens
@@ -153,7 +154,7 @@ def _contestant(
 
 def _ferry(who: Contestant, target: Loaded, source: Loaded, directory: Path) -> Ferry:
     mapper, _ = load_mapper(directory, source.card, target.card)
-    return Ferry(mapper.to(target.model.device), who.native_head)
+    return Ferry(mapper.onto(layer_devices(target.model)), who.native_head)
 
 
 def _parts(sets: TextSets) -> list[Part]:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from kvferry.errors import KvferryError
 from kvferry.kv.attention import Attention, attend, observed
 from kvferry.kv.cache import LayerKV, forward, make_cache
-from kvferry.kv.handoff import Translator
+from kvferry.kv.handoff import Translator, as_cached
 from kvferry.kv.prefill import SourcePrefill, Span, Text, Tokens
 from kvferry.kv.rope import Rotation, rotation
 from kvferry.progress import bar
@@ -89,7 +89,7 @@ def diagnose(
             own, turned = rotation(source, positions), rotation(target, positions)
             spread = _added(spread, [_spread(truth, turned) for truth in truths])
             for name, ferry in ferries.items():
-                mapped = _mapped(ferry, layers, own, turned, truths, target.dtype)
+                mapped = _mapped(ferry, layers, own, turned, truths, target)
                 _check_finite(mapped, name, text)
                 _note(found[name], text, truths, mapped)
                 errors[name] = _added(errors[name], _errors(truths, mapped, turned))
@@ -184,14 +184,14 @@ def _read(target: PreTrainedModel, text: str, tokens: Tokens) -> list[Truth]:
 
 
 def _mapped(
-    ferry: Ferry, layers: list[LayerKV], own: Rotation, turned: Rotation, truths: list[Truth], dtype: torch.dtype
+    ferry: Ferry, layers: list[LayerKV], own: Rotation, turned: Rotation, truths: list[Truth], target: PreTrainedModel
 ) -> list[LayerKV]:
     """The cache that the target would read from, rounded as it would be, in float32; the native head is its own."""
-    head, mapped = ferry.native_head, ferry.mapper.translate(layers, own, turned)
+    head, mapped = ferry.native_head, as_cached(ferry.mapper.translate(layers, own, turned), target)
     return [
         (
-            torch.cat((truth.attention.key[:, :, :head], keys[:, :, head:].to(dtype).float()), dim=2),
-            torch.cat((truth.attention.value[:, :, :head], values[:, :, head:].to(dtype).float()), dim=2),
+            torch.cat((truth.attention.key[:, :, :head], keys[:, :, head:].float()), dim=2),
+            torch.cat((truth.attention.value[:, :, :head], values[:, :, head:].float()), dim=2),
         )
         for truth, (keys, values) in zip(truths, mapped, strict=True)
     ]

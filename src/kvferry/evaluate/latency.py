@@ -10,6 +10,7 @@ Knows no text: the tokens are drawn.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,12 +19,12 @@ import psutil
 import torch
 from torch import Tensor
 
-from kvferry.evaluate.clock import Effort, device_name, time_trials
+from kvferry.evaluate.clock import Effort, names_of, time_trials
 from kvferry.evaluate.kept import keep, missing, publish
 from kvferry.evaluate.mapped import Mapped
 from kvferry.evaluate.setting import MEGABYTE, Contestant, Outcome, Setting, record_of
 from kvferry.evaluate.tasks import Questions
-from kvferry.kv.cache import LayerKV, cache_layers
+from kvferry.kv.cache import LayerKV, cache_layers, devices_of, layer_devices
 from kvferry.kv.handoff import Handoff, empty_prefix, read
 from kvferry.kv.prefill import Span
 from kvferry.prepare.models import Loaded
@@ -53,7 +54,7 @@ class Times:
 
 
 def run_latency(config: Mapping[str, Any], mappers: Sequence[Mapped]) -> None:
-    """Time mappers and the prefills of their models, and write a LATENCY record each; all models on one device.
+    """Time mappers and the prefills of their models, and write a LATENCY record each; all of the same two models.
 
     config: `latency` (lengths, warm_up, trials, seconds a length, batch, and perhaps memory_mb), `evaluation`, `compute`.
 
@@ -61,7 +62,7 @@ def run_latency(config: Mapping[str, Any], mappers: Sequence[Mapped]) -> None:
         KvferryError: a mapper is unreadable or was fitted for other models.
     """
     how = config[LATENCY]
-    facts = _facts(how, mappers[0].target.model.device)
+    facts = _facts(how, mappers[0].devices)
     entries = [(one, one.contestant(latency=facts), timing_setting(config, one.target)) for one in mappers]
     due = [entry for entry in entries if missing(entry[1], entry[2], [LATENCY])]
     watch = Stopwatch()
@@ -77,10 +78,10 @@ def timing_setting(config: Mapping[str, Any], target: Loaded) -> Setting:
     return Setting({**config, "perplexity": {}}, target, Questions(None), torch.empty(0, dtype=torch.long))
 
 
-def _facts(how: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def _facts(how: Mapping[str, Any], devices: Sequence[torch.device]) -> dict[str, Any]:
     """What the record says of the measurement, beside the protocol."""
     asked = {name: how[name] for name in ("lengths", "batch", "warm_up", "trials", "seconds")}
-    return asked | {"threads": torch.get_num_threads(), "device_name": device_name(device)}
+    return asked | {"threads": torch.get_num_threads(), "device_name": names_of(devices)}
 
 
 def _keep(who: Contestant, setting: Setting, times: Times, seconds: float, facts: dict[str, Any]) -> None:
@@ -94,8 +95,7 @@ def measure_latency(mappers: Sequence[Mapped], how: Mapping[str, Any]) -> list[T
     effort = Effort(how["warm_up"], how["trials"], how["seconds"])
     systems, found = [one.handoff() for one in mappers], [Times() for _ in mappers]
     for one, times in zip(mappers, found, strict=True):
-        device = one.target.model.device
-        times.add(LOAD, 0, time_trials({LOAD: one.load}, device, effort)[LOAD])
+        times.add(LOAD, 0, time_trials({LOAD: one.load}, one.devices, effort)[LOAD])
     pace = 0.0
     for length in track(sorted(set(how["lengths"])), "latency", "length"):
         reasons = [_why_not(one, length, how, pace) for one in mappers]
@@ -120,7 +120,7 @@ def _time(
     models = {loaded.card["model"]: loaded for one, _ in entries.values() for loaded in (one.source, one.target)}
     sources = {one.source.card["model"] for one, _ in entries.values()}
     vocabulary = min(loaded.card["vocab_size"] for loaded in models.values())
-    bench = Bench(drawn(how["batch"], length, vocabulary).to(next(iter(models.values())).model.device), sources)
+    bench = Bench(drawn(how["batch"], length, vocabulary), sources, {own.model.device for own in models.values()})
     # prefills first: the mappers of the round are given what these left
     calls: dict[tuple[str, str | int], Callable[[], object]] = {
         (PREFILL, name): lambda loaded=loaded: bench.prefill(loaded) for name, loaded in models.items()
@@ -129,7 +129,7 @@ def _time(
         (MAPPER, number): lambda one=one, system=system: bench.carry(one, system)
         for number, (one, system) in entries.items()
     }
-    times = time_trials(calls, bench.span.ids.device, effort)
+    times = time_trials(calls, devices_of(*(loaded.model for loaded in models.values())), effort)
     for number, (one, _) in entries.items():
         found[number].add(MAPPER, length, times[MAPPER, number])
         found[number].add(SOURCE_PREFILL, length, times[PREFILL, one.source.card["model"]])
@@ -143,23 +143,29 @@ def drawn(batch: int, length: int, vocabulary: int) -> Tensor:
 
 
 class Bench:
-    """What is timed on one length's tokens `[batch, length]`; caches: what each source prefilled last, by its name."""
+    """What is timed on one length's tokens `[batch, length]`; caches: what each source prefilled last, by its name.
 
-    def __init__(self, ids: Tensor, sources: Iterable[str]) -> None:
+    The tokens are on each of the `devices` beforehand, so that no time holds their copy.
+    """
+
+    def __init__(self, ids: Tensor, sources: Iterable[str], devices: Iterable[torch.device]) -> None:
         self.span, self.sources = Span(ids, torch.ones_like(ids)), frozenset(sources)
+        self.spans = {device: self.span.to(device) for device in devices}
         self.caches: dict[str, list[LayerKV]] = {}
 
     def prefill(self, loaded: Loaded) -> None:
         """The model reads all tokens."""
         name, batch = loaded.card["model"], len(self.span.ids)
         self.caches.pop(name, None)  # what comes is in its place, not beside it
-        _, prefix = read(loaded.model, empty_prefix(loaded.model, batch), self.span, logits_to_keep=1)
+        span = self.spans[loaded.model.device]
+        _, prefix = read(loaded.model, empty_prefix(loaded.model, batch), span, logits_to_keep=1)
         if name in self.sources:
             self.caches[name] = cache_layers(prefix.cache)
 
     def carry(self, one: Mapped, system: Handoff) -> None:
         """The mapper makes the target's cache from the source's."""
-        system.ferry(system.start(len(self.span.ids)), self.span, self.caches[one.source.card["model"]])
+        span = self.spans[system.target.device]
+        system.ferry(system.start(len(span.ids)), span, self.caches[one.source.card["model"]])
 
 
 def _why_not(one: Mapped, length: int, how: Mapping[str, Any], pace: float) -> str | None:
@@ -167,9 +173,10 @@ def _why_not(one: Mapped, length: int, how: Mapping[str, Any], pace: float) -> s
     positions = positions_of(one)
     if length > positions:
         return f"the models have {positions:,} positions"
-    needed, room = needed_mb(one, length, how["batch"]), how.get("memory_mb") or free_mb(one.target.model.device)
-    if needed > room:
-        return f"it would take about {needed:,} MB of memory, and {room:,} MB are there"
+    for device, needed in needed_mb(one, length, how["batch"]).items():
+        room = how.get("memory_mb") or free_mb(device)
+        if needed > room:
+            return f"it would take about {needed:,} MB of memory, and {room:,} MB are there"
     seconds = pace * length / 1000
     if seconds > PATIENCE * how["seconds"]:
         return f"one trial would take {seconds:,.0f} s or more, and latency.seconds is {how['seconds']:g}"
@@ -182,21 +189,25 @@ def positions_of(one: Mapped) -> int:
     return min(config.max_position_embeddings for config in configs)
 
 
-def needed_mb(one: Mapped, length: int, batch: int) -> int:
-    """Memory that a length takes beyond the weights, estimated from above for attention that holds no matrix of all scores.
+def needed_mb(one: Mapped, length: int, batch: int) -> dict[torch.device, int]:
+    """Memory that a length takes on each device beyond the weights, from above for attention that holds no matrix of all scores.
 
     Both caches, the mapped one twice (before and after it is brought to the target's dtype), and the widest layer's activations
     of either model: gate, up and their product, the residual and its norm, and five tensors of all query heads.
     """
-    held = [_cache_bytes(loaded) for loaded in (one.source, one.target)]
-    widest = max(map(_activation_bytes, (one.source, one.target)))
-    return batch * length * (sum(held) + 2 * held[1] + widest) // MEGABYTE
+    a_token: Counter[torch.device] = Counter()
+    for loaded, copies in ((one.source, 1), (one.target, 3)):
+        for device in layer_devices(loaded.model):
+            a_token[device] += copies * _layer_bytes(loaded)
+    for device in a_token:
+        models = [loaded for loaded in (one.source, one.target) if device in devices_of(loaded.model)]
+        a_token[device] += max(map(_activation_bytes, models))
+    return {device: batch * length * size // MEGABYTE for device, size in a_token.items()}
 
 
-def _cache_bytes(loaded: Loaded) -> int:
-    """Of one token."""
-    card = loaded.card
-    return 2 * card["layers"] * card["kv_heads"] * card["head_dim"] * loaded.model.dtype.itemsize
+def _layer_bytes(loaded: Loaded) -> int:
+    """Of one token's keys and values in one layer."""
+    return 2 * loaded.card["kv_heads"] * loaded.card["head_dim"] * loaded.model.dtype.itemsize
 
 
 def _activation_bytes(loaded: Loaded) -> int:

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kvferry.evaluate.pair import DECIDING
 from kvferry.evaluate.setting import Contestant
+from kvferry.kv.cache import devices_of, layer_devices
 from kvferry.kv.handoff import Handoff
 from kvferry.kv.mapper import Mapper, load_mapper, read_manifest
 from kvferry.kv.prefill import Memory
@@ -26,6 +29,11 @@ class Mapped:
     directory: Path
     outputs: Mapping[str, Path]
     native_head: int = 0
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """All that the two models are on."""
+        return devices_of(self.source.model, self.target.model)
 
     def contestant(self, **deciding: Any) -> Contestant:
         """Who answers; `deciding`: what else tells its records from others.
@@ -47,13 +55,13 @@ class Mapped:
         )
 
     def load(self) -> Mapper:
-        """Read the mapper, check it, and bring it to the target's device.
+        """Read the mapper, check it, and bring it to where the target's layers are.
 
         Raises:
             KvferryError: it is unreadable, altered, or was fitted for other models.
         """
         mapper, _ = load_mapper(self.directory, self.source.card, self.target.card)
-        return mapper.to(self.target.model.device)
+        return mapper.onto(layer_devices(self.target.model))
 
     def handoff(self, memory: Memory | None = None) -> Handoff:
         """The hand-off through the mapper. Raises as `load` does."""

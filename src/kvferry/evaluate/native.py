@@ -14,6 +14,7 @@ from kvferry.evaluate.controls import Passthrough
 from kvferry.evaluate.kept import publish
 from kvferry.evaluate.pair import Asked, contestant
 from kvferry.evaluate.setting import Contestant, Setting
+from kvferry.kv.cache import layer_devices
 from kvferry.kv.handoff import Handoff, Native, Translator
 from kvferry.kv.mapper import load_mapper, read_manifest
 from kvferry.kv.prefill import Memory
@@ -48,4 +49,4 @@ def _carrier(setting: Setting, directory: Path | None) -> Translator:
     if directory is None:
         return Passthrough()
     card = setting.target.card
-    return load_mapper(directory, card, card)[0].to(setting.target.model.device)
+    return load_mapper(directory, card, card)[0].onto(layer_devices(setting.target.model))

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kvferry.evaluate.clock import Effort, device_name, time_trials
+from kvferry.evaluate.clock import Effort, names_of, time_trials
 from kvferry.evaluate.kept import keep, missing, publish
 from kvferry.evaluate.latency import METRIC, SEED, drawn, positions_of
 from kvferry.evaluate.mapped import Mapped
 from kvferry.evaluate.perplexity import METRICS, Cut, measure_chunks
 from kvferry.evaluate.setting import Contestant, Outcome, Setting, record_of
-from kvferry.kv.cache import LayerKV, cache_layers
+from kvferry.kv.cache import LayerKV, cache_layers, devices_of
 from kvferry.kv.handoff import Handoff, Native, Prefix, closed, empty_prefix, read
 from kvferry.kv.prefill import SourcePrefill, Span
 from kvferry.provenance import Stopwatch
@@ -78,9 +78,9 @@ def run_native_tokens(setting: Setting, mappers: Sequence[Mapped]) -> None:
     Raises:
         KvferryError: a mapper is unreadable or was fitted for other models.
     """
-    how, device = setting.config[NATIVE_TOKENS], setting.target.model.device
+    how = setting.config[NATIVE_TOKENS]
     timed = {name: how[name] for name in ("counts", "length", "trials")}
-    timed |= {"threads": torch.get_num_threads(), "device_name": device_name(device)}
+    timed |= {"threads": torch.get_num_threads(), "device_name": names_of(mappers[0].devices)}
     entries = [
         (
             one,
@@ -141,7 +141,8 @@ def _measure(setting: Setting, due: Sequence[tuple[Mapped, Contestant]]) -> None
             for name, system in same.items()
             for item in found[system][NEXT_TOKEN_KL]
         ]
-        told, origin = facts | {"items_total": len(items)}, {"origin": how["corpus"]}
+        told = facts | {"items_total": len(items)}
+        origin = {"origin": how["corpus"], "tokens_sha256": setting.chunks_id}
         seconds = watch.seconds() / len(due)
         outcome = Outcome(NATIVE_TOKENS, METRICS[NEXT_TOKEN_KL], items, seconds, told, origin, how["seed"])
         keep(who, setting, record_of(who, setting, outcome))
@@ -170,12 +171,13 @@ def time_points(curves: Mapping[str, HeldBack], length: int, effort: Effort) -> 
     """Milliseconds of each hand-off of `length` drawn tokens, trial by trial; the source's prefill is not in them."""
     handoff = next(iter(curves.values())).handoff
     vocabulary = min(model.get_input_embeddings().num_embeddings for model in (handoff.source, handoff.target))
-    ids = drawn(1, length, vocabulary).to(handoff.source.device)
+    ids = drawn(1, length, vocabulary).to(handoff.target.device)
     span = Span(ids, torch.ones_like(ids))
-    _, prefilled = read(handoff.source, empty_prefix(handoff.source, 1), span, logits_to_keep=1)
+    given = span.to(handoff.source.device)
+    _, prefilled = read(handoff.source, empty_prefix(handoff.source, 1), given, logits_to_keep=1)
     own = cache_layers(prefilled.cache)
     calls = {
         name: lambda point=point: point.take(point.start(1), span, own, length - point.count)
         for name, point in curves.items()
     }
-    return time_trials(calls, ids.device, effort)
+    return time_trials(calls, devices_of(handoff.source, handoff.target), effort)

@@ -17,6 +17,7 @@ from kvferry.evaluate.controls import WrongDocument, ZeroCache, random_like
 from kvferry.evaluate.kept import missing, publish
 from kvferry.evaluate.setting import Contestant, Setting
 from kvferry.files import fingerprint
+from kvferry.kv.cache import layer_devices
 from kvferry.kv.handoff import Handoff, Native, System
 from kvferry.kv.mapper import load_mapper, read_manifest
 from kvferry.prepare.models import Loaded
@@ -111,5 +112,5 @@ def _system(who: Contestant, setting: Setting, source: Loaded, directory: Path |
     mapper, _ = load_mapper(directory, source.card, target.card)
     if who.name == RANDOM_MAPPER:
         mapper = random_like(mapper, setting.config["controls"]["seed"])
-    handoff = Handoff(source.model, target.model, mapper.to(target.model.device), who.native_head, memory)
+    handoff = Handoff(source.model, target.model, mapper.onto(layer_devices(target.model)), who.native_head, memory)
     return WrongDocument(handoff, setting.other) if who.name == WRONG_DOCUMENT else handoff

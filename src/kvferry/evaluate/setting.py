@@ -10,8 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from kvferry.devices import kinds_of
+from kvferry.evaluate.clock import device_name
 from kvferry.evaluate.tasks import Questions
 from kvferry.files import fingerprint
 from kvferry.kv.prefill import Memory
@@ -73,11 +76,12 @@ class Setting:
     def identity(self) -> list[Any]:
         """What decides every record of the job: protocol, arithmetic, target, versions and code.
 
-        Limits are each contestant's own, and the memory decides the time of a job alone.
+        Limits are each contestant's own, and the memory decides the time of a job alone, as the number of GPUs does.
         """
         elsewhere = ("benchmarks", "full", "cache_mb", "systems_a_job")
         protocol = {key: value for key, value in self.evaluation.items() if key not in elsewhere}
-        return [protocol, self.config["compute"], self.target.card["weights_id"], versions(), code_id()]
+        arithmetic = [self.config["compute"]["dtype"], kinds_of(self.config["compute"])]
+        return [protocol, arithmetic, self.target.card["weights_id"], versions(), code_id()]
 
     def protocol(self, who: Contestant) -> dict[str, Any]:
         """What every record says of the hand-off and the arithmetic."""
@@ -85,6 +89,8 @@ class Setting:
         facts = {
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": model.device.type,
+            "device_name": device_name(model.device),
+            "threads": torch.get_num_threads(),
             "hold_back": self.evaluation["hold_back"],
             "batch_tokens": self.evaluation["batch_tokens"],
         }

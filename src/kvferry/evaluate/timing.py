@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvferry.evaluate.clock import Effort, time_trials
-from kvferry.kv.cache import LayerKV
+from kvferry.kv.cache import LayerKV, devices_of
 from kvferry.kv.handoff import Translator
 from kvferry.kv.prefill import SourcePrefill, Span, Text
 from kvferry.kv.rope import Rotation, rotation
@@ -24,11 +24,15 @@ TOKENS, WARM_UP, TRIALS = 1024, 1, 3
 
 @dataclass(frozen=True)
 class Load:
-    """What `translate` is given: the source's keys and values of one row of tokens, and both rotations of its positions."""
+    """What `translate` is given: the source's keys and values of one row of tokens, and both rotations of its positions.
+
+    devices: all that the two models are on.
+    """
 
     layers: list[LayerKV]
     source: Rotation
     target: Rotation
+    devices: list[torch.device]
 
 
 def make_load(source: PreTrainedModel, target: PreTrainedModel, chunks: Tensor) -> Load:
@@ -38,11 +42,12 @@ def make_load(source: PreTrainedModel, target: PreTrainedModel, chunks: Tensor) 
     span = Span(ids, torch.ones_like(ids))
     layers, _ = SourcePrefill(source).extend([Text()], span)
     positions = span.positions(torch.zeros(1, dtype=torch.long, device=ids.device))
-    return Load(layers, rotation(source, positions), rotation(target, positions))
+    turned = rotation(target, positions.to(target.device))
+    return Load(layers, rotation(source, positions), turned, devices_of(source, target))
 
 
 def time_translation(mapper: Translator, load: Load) -> list[Item]:
     """An item a trial, its time in milliseconds; one run before them does not count."""
     calls = {METRIC: lambda: mapper.translate(load.layers, load.source, load.target)}
-    times = time_trials(calls, load.source.cos.device, Effort(WARM_UP, TRIALS))[METRIC]
+    times = time_trials(calls, load.devices, Effort(WARM_UP, TRIALS))[METRIC]
     return [Item(f"trial-{number}", milliseconds) for number, milliseconds in enumerate(times)]

@@ -69,13 +69,17 @@ class Sums:
         what comes on top while a shard is summed and while a system is solved. Not counted: the shards, which are mapped from
         disk, and fitted mappers.
         """
+        return self._moments_bytes(way, layers) + max(self._summing_bytes(way), self._solving_bytes(way == "full"))
+
+    def solving_bytes(self, way: Way, layers: int) -> int:
+        """Of `bytes` what is held while systems are solved, of moments that are there."""
+        return self._moments_bytes(way, layers) + self._solving_bytes(way == "full")
+
+    def _moments_bytes(self, way: Way, layers: int) -> int:
+        """The moments, and what is kept beside them."""
         systems, features, outputs = self._systems(way, layers)
         moments = DOUBLE * systems * (features * (features + outputs) + features + 2 * outputs)
-        return (
-            self.kinds * moments
-            + self._apart_bytes(way)
-            + max(self._summing_bytes(way), self._solving_bytes(way == "full"))
-        )
+        return self.kinds * moments + self._apart_bytes(way)
 
     def flops(self, way: Way) -> int:
         """Floating-point operations of all sums: rows·p² a symmetric Gram `[p, p]`, 2·rows·p·q its cross moments `[p, q]`."""

@@ -30,6 +30,7 @@ from kvferry.fit.pair import KINDS
 from kvferry.fit.rows import Pieces, check_match, features, first_sequences, paired_shards, width
 from kvferry.kv.dump import is_marked, read_shards, shard_entries
 from kvferry.kv.mapper import COUPLED, Mapper, Network
+from kvferry.prepare.placement import usable
 from kvferry.progress import bar
 
 Recipe = dict[str, Any]
@@ -59,7 +60,7 @@ class _Task:
         indices = check_match(source, target)
         geometry = (indices["source"]["geometry"], indices["target"]["geometry"])
         origin = fingerprint([index["shards"] for index in indices.values()])
-        return _Task(source, target, selected, recipe, checkpoint, torch.device(device), geometry, origin)
+        return _Task(source, target, selected, recipe, checkpoint, usable(device), geometry, origin)
 
     @property
     def how(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from kvferry.fit.moments import FIELDS, Moments
 from kvferry.fit.rows import Shape, check_match, features, first_sequences, head_columns, source_head, width
 from kvferry.fit.weights import ATTENTION, RowRule
 from kvferry.kv.dump import Shard
+from kvferry.prepare.placement import usable
 from kvferry.progress import bar
 
 KINDS = ("k", "v")
@@ -120,12 +121,12 @@ def accumulate(source: Path, target: Path, extent: Extent, device: str = "cpu") 
     """Moments over the fit rows of two dumps; products are taken and summed on `device`.
 
     Raises:
-        KvferryError: the dumps are of other tokens, of another tokenizer, too short, or altered.
+        KvferryError: the dumps are of other tokens, of another tokenizer, too short, or altered, or the device is absent.
     """
     geometry = [check_match(source, target)[side]["geometry"] for side in ("source", "target")]
     sequences, full = extent.sequences, extent.full(source, target)
     summed = [kind for kind in SUMMED if full and (extent.coupled or kind != K_COUPLED)]
-    sums = _Sums(geometry[0], geometry[1], extent.early if full else 0, summed, torch.device(device))
+    sums = _Sums(geometry[0], geometry[1], extent.early if full else 0, summed, usable(device))
     with bar(sequences, "moments", "seq") as progress:
         for own, other, rows in first_sequences(source, target, sequences):
             sums.take(own, other, rows)

@@ -16,6 +16,7 @@ from kvferry.fit.moments import Moments
 from kvferry.fit.pair import K_COUPLED, KINDS, PairMoments
 from kvferry.fit.rows import Shape, check_match, features, first_sequences, layer_columns, width
 from kvferry.fit.weights import RowRule
+from kvferry.prepare.placement import usable
 from kvferry.progress import bar
 
 
@@ -83,7 +84,7 @@ class SummedSystems:
     def prepare(self, layers: list[int]) -> None:
         """One pass over the rows for these layers; those of the last pass are forgotten."""
         self._sums = {}  # before the new ones are made, or both would be held
-        self.rows, device = 0, torch.device(self.device)
+        self.rows, device = 0, usable(self.device)
         self._sums = {
             (kind, layer): Moments.empty(len(self.ranked[layer]) * width(self.source), width(self.target), device)
             for kind in KINDS

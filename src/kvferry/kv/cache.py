@@ -80,6 +80,20 @@ def cache_length(cache: DynamicCache) -> int:
     return cache.get_seq_length()
 
 
+def layer_devices(model: PreTrainedModel) -> list[torch.device]:
+    """Where the keys and values of each decoder layer belong: on the device of the layer's weights.
+
+    A model that is spread over devices has its embedding, its last norm and its head on `model.device`; that is where token ids,
+    masks, positions and logits are, whichever device a layer is on.
+    """
+    return [next(layer.parameters()).device for layer in model.get_decoder().layers]
+
+
+def devices_of(*models: PreTrainedModel) -> list[torch.device]:
+    """Every device that some of the models is on, each once."""
+    return list(dict.fromkeys(device for model in models for device in (model.device, *layer_devices(model))))
+
+
 def append_layers(cache: DynamicCache, layers: list[LayerKV]) -> None:
     """Append `[batch, kv_heads, new, head_dim]` keys and values to every layer."""
     for layer, (keys, values) in zip(cache.layers, layers, strict=True):
@@ -97,7 +111,7 @@ def select_rows(cache: DynamicCache, rows: Tensor, model: PreTrainedModel, room:
 
 
 def _rows(part: Tensor, rows: Tensor) -> Tensor:
-    return part.expand(len(rows), -1, -1, -1) if part.shape[0] == 1 else part[rows]
+    return part.expand(len(rows), -1, -1, -1) if part.shape[0] == 1 else part[rows.to(part.device)]
 
 
 @torch.inference_mode()

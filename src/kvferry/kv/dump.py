@@ -21,8 +21,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kvferry.config import Geometry
 from kvferry.errors import KvferryError
-from kvferry.files import fingerprint, read_json, sha256_file, write_json, written_whole
+from kvferry.files import check_room, fingerprint, read_json, sha256_file, write_json, written_whole
 from kvferry.kv import attention, cache, rope
 from kvferry.kv.attention import observed
 from kvferry.kv.cache import cache_layers, forward, make_cache
@@ -76,6 +77,7 @@ def write_dump(
         KvferryError: the rotary layout is not understood, a key, value or weight is not finite, or attention cannot be observed.
     """
     check_rotation(model)
+    check_room(directory, _bytes_to_come(model, card, sequences, how["stride"], directory, row_weights), "the dump")
     shards = []
     with bar(sum(map(len, sequences.values())), f"dump {card['model']}", "seq") as progress:
         for side, ids in sequences.items():
@@ -97,6 +99,23 @@ def write_dump(
         "shards": shards,
     }
     write_json(directory / INDEX, index | ({"row_weights": True} if row_weights else {}))
+
+
+def _bytes_to_come(
+    model: PreTrainedModel,
+    card: dict[str, Any],
+    sequences: dict[Side, Tensor],
+    stride: int,
+    directory: Path,
+    row_weights: bool,
+) -> int:
+    """Bytes of all shards, less those of the shards that are there: they stay, or others take their place."""
+    geometry = Geometry(card["layers"], card["kv_heads"], card["head_dim"])
+    a_row = geometry.token_bytes(model.dtype.itemsize)
+    if row_weights:
+        a_row += 2 * torch.float32.itemsize * geometry.layers * geometry.kv_heads
+    rows = sum(len(ids) * len(range(0, ids.shape[1], stride)) for ids in sequences.values())
+    return rows * a_row - sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
 def _maker(model: PreTrainedModel, card: dict[str, Any], row_weights: bool) -> list[str]:

@@ -23,6 +23,7 @@ from kvferry.kv.cache import (
     cache_layers,
     cache_length,
     forward,
+    layer_devices,
     make_cache,
     select_rows,
 )
@@ -95,6 +96,14 @@ def read(model: PreTrainedModel, prefix: Prefix, span: Span, logits_to_keep: int
     return logits, replace(prefix, mask=mask, lengths=prefix.lengths + span.mask.sum(1))
 
 
+def as_cached(layers: list[LayerKV], model: PreTrainedModel) -> list[LayerKV]:
+    """Keys and values of every layer in the dtype of the model's cache, and on the device where the layer's belong."""
+    return [
+        (keys.to(device, model.dtype), values.to(device, model.dtype))
+        for (keys, values), device in zip(layers, layer_devices(model), strict=True)
+    ]
+
+
 @dataclass(frozen=True)
 class Native:
     """A model on its own. It takes nothing from its memory, but what it prefills is kept there for others."""
@@ -145,11 +154,13 @@ class Handoff:
     def ferry(self, prefix: Prefix, span: Span, own: list[LayerKV]) -> Prefix:
         """Map a span that the source has read, and the native head where the span reaches into it. The result is closed.
 
-        own: the source's keys and values `[batch, kv_heads, tokens, head_dim]` of every layer for the span's slots.
+        own: the source's keys and values `[batch, kv_heads, tokens, head_dim]` of every layer for the span's slots, which may
+        be on other devices than the target's, as the span may.
         """
+        span = span.to(prefix.mask.device)
         positions = span.positions(prefix.lengths)
         layers = self.mapper.translate(own, rotation(self.source, positions), rotation(self.target, positions))
-        layers = [(keys.to(self.target.dtype), values.to(self.target.dtype)) for keys, values in layers]
+        layers = as_cached(layers, self.target)
         native = span.mask * (positions < self.native_head)
         grown = self._read_head(prefix, span, native) if native.any() else prefix
         append_layers(grown.cache, layers)

@@ -8,7 +8,7 @@ model. Does not know how it was fitted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -51,6 +51,11 @@ class Map(Protocol):
     def dtype(self) -> torch.dtype:
         """Of the weights, and of the arithmetic."""
         return next(iter(self.tensors().values())).dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are, and where it wants its features."""
+        return next(iter(self.tensors().values())).device
 
     def to(self, device: torch.device) -> Self:
         """The same on another device."""
@@ -150,7 +155,8 @@ class Mapper:
     def translate(self, layers: list[LayerKV], source: Rotation, target: Rotation) -> list[LayerKV]:
         """Map a span: keys and values `[batch, kv_heads, tokens, head_dim]` of every source layer to every target layer.
 
-        `source` and `target` hold cos and sin `[batch, tokens, rotary_dim]` of the span's positions for either model.
+        `source` and `target` hold cos and sin `[batch, tokens, rotary_dim]` of the span's positions for either model. Source
+        layers may be on any devices; those of a target layer come out on the device of its maps.
         """
         batch, _, tokens, _ = layers[0][0].shape
         step = max(1, (CPU_ROWS if layers[0][0].device.type == "cpu" else ROWS) // batch)
@@ -167,11 +173,11 @@ class Mapper:
 
     def _few(self, layers: list[LayerKV], source: Rotation, target: Rotation) -> Iterator[LayerKV]:
         """The same for a few tokens, a target layer after another."""
-        keys, values = self.features(layers, source)
+        keys, values = map(Copies, self.features(layers, source))
         batch = len(layers[0][0])
         for chosen, to_key, to_value in zip(self.selected, self.keys, self.values, strict=True):
-            key = to_key.blocks([keys[layer] for layer in chosen])
-            value = to_value.blocks([values[layer] for layer in chosen])
+            key = to_key.blocks([keys.on(to_key.device, layer) for layer in chosen])
+            value = to_value.blocks([values.on(to_value.device, layer) for layer in chosen])
             yield self.rotated(self._heads(key, batch), target), self._heads(value, batch)
 
     def features(self, layers: list[LayerKV], source: Rotation) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
@@ -205,16 +211,33 @@ class Mapper:
         """Number of weights, biases aside, as the paper counts: 2·L_t·n_kv_t·(k·n_kv_s·d_s)·d_t for one matrix a layer."""
         return sum(own.parameters for own in (*self.keys, *self.values))
 
-    def to(self, device: torch.device) -> Mapper:
-        """The same on another device."""
-        return self._with(lambda own: own.to(device))
+    def onto(self, devices: Sequence[torch.device]) -> Mapper:
+        """The same with the maps of each target layer on the device that is given for it."""
+        keys, values = (
+            [own.to(device) for own, device in zip(maps, devices, strict=True)] for maps in (self.keys, self.values)
+        )
+        return replace(self, keys=keys, values=values)
 
     def astype(self, dtype: torch.dtype) -> Mapper:
         """The same with weights rounded to `dtype`, in which it then also computes."""
-        return self._with(lambda own: own.astype(dtype))
+        keys, values = ([own.astype(dtype) for own in maps] for maps in (self.keys, self.values))
+        return replace(self, keys=keys, values=values)
 
-    def _with(self, change: Callable[[Map], Map]) -> Mapper:
-        return replace(self, keys=list(map(change, self.keys)), values=list(map(change, self.values)))
+
+class Copies:
+    """Tensors by source layer, each copied once to every other device that asks for it."""
+
+    def __init__(self, own: dict[int, Tensor]) -> None:
+        self._own = own
+        self._copied: dict[tuple[torch.device, int], Tensor] = {}
+
+    def on(self, device: torch.device, layer: int) -> Tensor:
+        """The tensor of a layer, on a device."""
+        if self._own[layer].device == device:
+            return self._own[layer]
+        if (device, layer) not in self._copied:
+            self._copied[device, layer] = self._own[layer].to(device)
+        return self._copied[device, layer]
 
 
 def flatten(part: Tensor, dtype: torch.dtype) -> Tensor:

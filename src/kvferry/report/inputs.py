@@ -19,7 +19,7 @@ from kvferry.files import read_json
 from kvferry.records import NATIVE, PERPLEXITY, ZERO_CACHE, Record, read_record
 from kvferry.report.paper import FIVE, PAPER_ROOT, Paper
 from kvferry.report.papers_recipe import RIDGE, STRIPPED, is_papers
-from kvferry.report.wanted import HELD_OUT, SHOWN_APART
+from kvferry.report.wanted import HELD_OUT, SHOWN_APART, tables_of
 from kvferry.work import variants_of
 
 SOURCE = "source alone"
@@ -64,15 +64,15 @@ class Results:
 
     `native` is keyed by (model, benchmark or measure), `injected`, the controls of a target alone, by (system, model, benchmark
     or measure), `transfers` by (pair, system, benchmark or measure), `manifests` by (pair, variant), `cards` by model, `sweeps`
-    by name, `dialogues` (variants that went on with conversations) by pair. `benchmarks` are those of the paper's five that
-    were run, `held_out_benchmarks` those of its other three, `variants` those of the configuration, in its order; not every one
-    was run on every pair.
+    by name, `headlines` (the variant that answers all benchmarks) and `dialogues` (variants that went on with conversations) by
+    pair. `benchmarks` are those of the paper's five that were run, `held_out_benchmarks` those of its other three, `variants`
+    those of the configuration, in its order; not every one was run on every pair. `tables`: those that it gives.
     """
 
     pairs: Sequence[Pair]
     benchmarks: Sequence[str]
     variants: Sequence[str]
-    headline: str
+    headlines: Mapping[str, str]
     sweeps: Mapping[str, Sweep]
     draws: int
     seed: int
@@ -84,11 +84,21 @@ class Results:
     paper: Paper
     held_out_benchmarks: Sequence[str] = ()
     dialogues: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    tables: Sequence[str] = ()
 
     @property
     def models(self) -> list[str]:
         """Every model of the pairs, targets before sources, in the order of the pairs."""
         return _models(self.pairs)
+
+    def headline(self, pair: Pair) -> str:
+        """The variant that answers all benchmarks on a pair."""
+        return self.headlines[pair.name]
+
+    @property
+    def headline_names(self) -> str:
+        """The headlines of all pairs, each once."""
+        return ", ".join(dict.fromkeys(self.headlines.values()))
 
     def systems(self, pair: str) -> list[str]:
         """What tables of all systems show of a pair: variants in the order of the configuration, then the zero cache, if run.
@@ -96,7 +106,7 @@ class Results:
         Variants that only sweeps of SHOWN_APART have on this pair are left to the tables of these sweeps.
         """
         here = [sweep for sweep in self.sweeps.values() if pair in sweep.pairs and sweep.name not in SHOWN_APART]
-        shown = {self.headline, *(variant for sweep in here for variant in sweep.variants)}
+        shown = {self.headlines[pair], *(variant for sweep in here for variant in sweep.variants)}
         named = [*(name for name in self.variants if name in shown), ZERO_CACHE]
         return [name for name in named if (pair, name, PERPLEXITY) in self.transfers]
 
@@ -129,10 +139,10 @@ class Results:
         ropes: Container[str] = (STRIPPED,),
     ) -> str | None:
         """The paper's name of a pair, if `variant` (or the headline) is of the paper's shape and has its k for that pair."""
-        name = variant or self.headline
+        name = variant or self.headline(pair)
         if pair.paper is None or not is_papers(self.recipe(pair.name, name), methods, ropes):
             return None
-        return pair.paper if self.paper.value("table10", pair.paper, "k") == self.k(pair.name, name) else None
+        return pair.paper if self.paper.k(pair.paper) == self.k(pair.name, name) else None
 
     def k(self, pair: str, variant: str) -> int:
         """Number of source layers that a target layer reads, counted in the mapper itself."""
@@ -155,7 +165,7 @@ class Results:
             pairs=chosen,
             benchmarks=_in_order(config["evaluation"]["benchmarks"]),
             variants=list(config["variants"]),
-            headline=config["headline"],
+            headlines={pair.name: project.headline(pair.name) for pair in chosen},
             sweeps={name: _sweep(name, entry) for name, entry in config["sweeps"].items()},
             draws=config["statistics"]["bootstrap"],
             seed=config["statistics"]["seed"],
@@ -167,6 +177,7 @@ class Results:
             paper=Paper(paper_root),
             held_out_benchmarks=_in_order(config["evaluation"]["benchmarks"], HELD_OUT),
             dialogues={pair.name: variants for pair in chosen if (variants := dialogue_variants(project, pair.name))},
+            tables=tables_of(config),
         )
 
 
@@ -206,7 +217,9 @@ def _in_order(benchmarks: Iterable[str], known: Sequence[str] = FIVE) -> list[st
 
 
 def _sweep(name: str, entry: Mapping[str, Any]) -> Sweep:
-    return Sweep(name, list(entry["pairs"]), list(entry["variants"]), _in_order(entry["benchmarks"]))
+    return Sweep(
+        name, list(entry["pairs"]), list(entry["variants"]), _in_order(entry["benchmarks"], (*FIVE, *HELD_OUT))
+    )
 
 
 def _models(pairs: Sequence[Pair]) -> list[str]:

@@ -33,6 +33,7 @@ COLUMNS = (
         "rows": "rows n",
         "p_over_n": "p/n",
         "weights_bytes": "bytes",
+        "storage_gib": "GiB",
         "share_of_target": "% of target",
         "r2_k_in_sample": "R² K in sample",
         "r2_k_held_out": "R² K held out",
@@ -101,6 +102,8 @@ COLUMNS = (
         "gradient_free": "gradient-free",
         "cross_scale": "cross-scale",
         "moves_kv_values": "moves KV values",
+        "papers_pair": "the paper's pair",
+        "difference": "ours − paper",
     }
 )
 OF_ALL, GAINED = "_of_all", "_vs_headline"

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from kvferry.errors import KvferryError
+from kvferry.records import PERPLEXITY
+from kvferry.report.wanted import FIVE
 
 PAPER_ROOT = Path(__file__).resolve().parents[3] / "resources" / "paper"
 ABLATED = "Qwen3 14B→32B"  # the pair of tables that do not name one: 2 and 9
-FIVE = ("arc_challenge", "hellaswag", "winogrande", "mmlu", "gsm8k")
 
 
 class Paper:
     """Look-ups by the name of a pair as the paper writes it; percentages mostly, None where not stated."""
 
     def __init__(self, root: Path = PAPER_ROOT) -> None:
-        self._root = root
+        self.root = root
         self._tables: dict[str, pd.DataFrame] = {}
 
     def table(self, name: str) -> pd.DataFrame:
@@ -27,30 +30,43 @@ class Paper:
             KvferryError: there is no such csv, or it is not one.
         """
         if name not in self._tables:
-            self._tables[name] = _read(self._root / f"{name}.csv")
+            self._tables[name] = _read(self.root / f"{name}.csv")
         return self._tables[name]
 
     def value(self, table: str, row: str, column: str) -> float | None:
         """One number, or None when the cell is empty or the table has no such row or column."""
+        cell = self._cell(table, row, column)
+        return None if cell is None else float(cell)
+
+    def words(self, table: str, row: str, column: str) -> str | None:
+        """One cell as it is written, None as in `value`."""
+        cell = self._cell(table, row, column)
+        return None if cell is None else str(cell)
+
+    def _cell(self, table: str, row: str, column: str) -> Any:
         frame = self.table(table)
         if row not in frame.index or column not in frame.columns or pd.isna(frame.loc[row, column]):
             return None
-        return float(frame.loc[row, column])
+        return frame.loc[row, column]
 
     def where(self, table: str, column: str, **wanted: object) -> float | None:
         """One number of the first row whose columns are as wanted, words in any case; None where there is none."""
         frame = self.table(table).reset_index()
         for name, value in wanted.items():
-            frame = frame[[_same(cell, value) for cell in frame[name]]]
+            frame = frame[[same(cell, value) for cell in frame[name]]]
         return None if frame.empty or column not in frame else _number(frame[column].iloc[0])
 
+    def k(self, pair: str) -> float | None:
+        """The number of source layers that the paper chose for a pair, in either direction; None where it is not stated."""
+        return self.value("pairs", pair, "k")
+
     def models(self, pair: str) -> tuple[str, str]:
-        """Names of the source and the target of a pair.
+        """Names of the source and the target of a pair, in either direction.
 
         Raises:
             KvferryError: the paper has no such pair.
         """
-        frame = self.table("table10")
+        frame = self.table("pairs")
         if pair not in frame.index:
             raise KvferryError(
                 f"config/pairs.yaml: the paper has no pair {pair!r}; use one of {', '.join(frame.index)}"
@@ -70,16 +86,26 @@ class Paper:
             return None
         return 100 * (source - chance) / (target - chance)
 
-    def gap_recovered(self, pair: str) -> float | None:
-        """Share of the gap between the mean accuracies of source and target that the paper's transfer recovers."""
-        source, target, transfer = (self._mean_accuracy(name) for name in (*self.models(pair), pair))
-        return None if target <= source else 100 * (transfer - source) / (target - source)
+    def gap_recovered(self, pair: str, benchmarks: Sequence[str] = FIVE) -> float | None:
+        """Share of the gap between the mean accuracies of source and target that the paper's transfer recovers, in percent.
 
-    def _mean_accuracy(self, name: str) -> float:
-        return float(self.table("table13").loc[name, list(FIVE)].astype(float).mean())
+        For prefix perplexity alone, where lower is better, the share of the gap between the perplexities. None without a gap.
+        """
+        source, target, transfer = (self._mean(name, benchmarks) for name in (*self.models(pair), pair))
+        if source is None or target is None or transfer is None:
+            return None
+        # One sign for both: higher is better.
+        sign = -1 if tuple(benchmarks) == (PERPLEXITY,) else 1
+        gap = sign * (target - source)
+        return 100 * sign * (transfer - source) / gap if gap > 0 else None
+
+    def _mean(self, name: str, benchmarks: Sequence[str]) -> float | None:
+        found = [self.value("table13", name, benchmark) for benchmark in benchmarks]
+        known = [value for value in found if value is not None]
+        return sum(known) / len(known) if len(known) == len(found) else None
 
 
-def _same(cell: object, value: object) -> bool:
+def same(cell: object, value: object) -> bool:
     """Whether two cells say the same; `1e-4` and 0.0001 do."""
     try:
         return float(str(cell)) == float(str(value))

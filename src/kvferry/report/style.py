@@ -75,9 +75,9 @@ def line_of(system: str) -> dict[str, str]:
 
 
 def of_pair(index: int) -> dict[str, str]:
-    """Colour and marker of the pair with this number in the order of the report; they repeat after seven."""
-    colour, marker = PAIRS[index % len(PAIRS)]
-    return {"color": colour, "marker": marker}
+    """Colour and marker of the pair with this number in the order of the report; after seven, colours come with other markers."""
+    turn, place = divmod(index, len(PAIRS))
+    return {"color": PAIRS[place][0], "marker": PAIRS[(place + turn) % len(PAIRS)][1]}
 
 
 def entitle(figure: Figure, text: str) -> None:

@@ -31,9 +31,8 @@ def headline(results: Results) -> str:
 
 
 def _block(results: Results, pair: Pair) -> list[str]:
-    title = (
-        f"{pair.name}: {pair.source} to {pair.target}, {results.headline}, k = {results.k(pair.name, results.headline)}"
-    )
+    headline = results.headline(pair)
+    title = f"{pair.name}: {pair.source} to {pair.target}, {headline}, k = {results.k(pair.name, headline)}"
     names = (*results.benchmarks, PERPLEXITY)
     return [title[:WIDTH], _line(HEAD), *(_line(_entries(results, pair, name)) for name in names)]
 
@@ -43,9 +42,9 @@ def _line(entries: tuple[str, ...]) -> str:
 
 
 def _entries(results: Results, pair: Pair, benchmark: str) -> tuple[str, ...]:
-    systems = (TARGET, SOURCE, results.headline)
+    systems = (TARGET, SOURCE, results.headline(pair))
     score = _perplexity if benchmark == PERPLEXITY else _accuracy
-    share = compare.gap_recovered(results, pair, results.headline, benchmark, log=benchmark == PERPLEXITY)
+    share = compare.gap_recovered(results, pair, results.headline(pair), benchmark, log=benchmark == PERPLEXITY)
     _, record = record_of(results, pair, TARGET, benchmark)
     return (
         BENCHMARKS[benchmark],

@@ -118,7 +118,7 @@ def verdict_of(results: Results, pair: Pair) -> Verdict:
     Raises:
         KvferryError: a record that every run has is missing, or one is broken.
     """
-    system, names = results.headline, _judged_by(results)
+    system, names = results.headline(pair), _judged_by(results)
     retention, cosine = _average(results, pair, system, names), _cosine(results, pair, system)
     return Verdict(
         pair,
@@ -197,9 +197,11 @@ def _recipe(results: Results, pair: Pair) -> Recipe | None:
     name = best_recipe(results, pair, sweep)
     if name is None:
         return None
-    return Recipe(name, compare.gained(results, pair, name, results.headline, NEXT_TOKEN_KL, _odd(results, pair, name)))
+    return Recipe(
+        name, compare.gained(results, pair, name, results.headline(pair), NEXT_TOKEN_KL, _odd(results, pair, name))
+    )
 
 
 def _odd(results: Results, pair: Pair, name: str) -> Items:
     """The chunks that the choice did not see."""
-    return every_other_chunk(shared_items(results, pair, (results.headline, name), NEXT_TOKEN_KL), 1)
+    return every_other_chunk(shared_items(results, pair, (results.headline(pair), name), NEXT_TOKEN_KL), 1)

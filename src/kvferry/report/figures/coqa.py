@@ -131,7 +131,7 @@ def _legend(results: Results) -> Sequence[Artist]:
     labels = {
         TARGET: "target alone; markers: turns it answers",
         SOURCE: "source alone; markers: turns it answers",
-        SINGLE: f"mapped, single-turn variant {results.headline}",
+        SINGLE: f"mapped, single-turn variant {results.headline_names}",
         CHOSEN: "mapped, variant chosen by F1 on the other half",
     }
     return [Line2D([], [], linewidth=1.3, markersize=4, label=labels[role], **look) for role, look in LOOKS.items()]

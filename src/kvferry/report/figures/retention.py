@@ -42,7 +42,7 @@ def fig8_retention(results: Results, stem: Path) -> None:
         figure.legend(handles=_legend(), loc="outside lower center", ncols=3, frameon=False)
         style.entitle(
             figure,
-            f"Transfer: {results.headline}; error bars: 95 % paired bootstrap over items, {results.draws:,} resamples",
+            f"Transfer: {results.headline_names}; error bars: 95 % paired bootstrap over items, {results.draws:,} resamples",
         )
         style.save(figure, drawn, stem)
 
@@ -57,7 +57,7 @@ def retention_bars(results: Results) -> pd.DataFrame:
             _bar(results, pair, system, name)
             for name in names
             for pair in results.pairs
-            for system in (SOURCE, results.headline)
+            for system in (SOURCE, results.headline(pair))
         ]
     )
 

@@ -46,7 +46,9 @@ def fig3_mapper(results: Results, stem: Path) -> None:
     """
     pair = results.pairs[0]
     draw_boxes(
-        mapper(results, pair), f"{pair.name}, mapper {results.headline}, target layer {_middle(results, pair)}", stem
+        mapper(results, pair),
+        f"{pair.name}, mapper {results.headline(pair)}, target layer {_middle(results, pair)}",
+        stem,
     )
 
 
@@ -76,10 +78,10 @@ def _shape(card: Card) -> str:
 
 
 def _of_mapper(results: Results, pair: Pair) -> tuple[str, ...]:
-    manifest, k = results.manifests[pair.name, results.headline], results.k(pair.name, results.headline)
+    manifest, k = results.manifests[pair.name, results.headline(pair)], results.k(pair.name, results.headline(pair))
     share = 100 * manifest["parameters"] / results.cards[pair.target]["parameters"]
     return (
-        f"mapper {results.headline}:",
+        f"mapper {results.headline(pair)}:",
         f"{whole(manifest['recipe'])}",
         f"each target layer reads {k} of {results.cards[pair.source]['layers']} source layers",
         f"{manifest['parameters']:,} parameters ({share:.1f} % of target)",
@@ -88,14 +90,14 @@ def _of_mapper(results: Results, pair: Pair) -> tuple[str, ...]:
 
 def _mapped(results: Results, pair: Pair) -> tuple[str, ...]:
     """The cache that is handed over, and what of it is the target's own."""
-    native = results.recipe(pair.name, results.headline)["native_head"]
+    native = results.recipe(pair.name, results.headline(pair))["native_head"]
     own = (f"first {_tokens(native)} by the target itself",) if native else ()
     return ("mapped cache:", _shape(results.cards[pair.target]), *own)
 
 
 def _decoding(results: Results, pair: Pair) -> tuple[str, ...]:
     """The target going on; how many last tokens it reads itself, where a record says."""
-    held = results.transfers[pair.name, results.headline, PERPLEXITY].settings.get("hold_back")
+    held = results.transfers[pair.name, results.headline(pair), PERPLEXITY].settings.get("hold_back")
     reads = () if held is None else (f"after a hand-off it reads the last {_prompt_tokens(held)} itself",)
     return (f"decoding by the target: {pair.target}", *reads)
 
@@ -110,7 +112,7 @@ def _prompt_tokens(count: int) -> str:
 
 def mapper(results: Results, pair: Pair) -> list[list[Box | None]]:
     """The boxes of figure 3: source layers, features, fitted map, and what is put into the target's cache."""
-    recipe, target = results.recipe(pair.name, results.headline), results.cards[pair.target]
+    recipe, target = results.recipe(pair.name, results.headline(pair)), results.cards[pair.target]
     layers = _layers(results, pair)
     steps = _network(results, pair) if method_of(recipe) == NETWORK else _linear(results, pair)
     rotated = recipe["rope"] not in (COUPLED, NOT_REAPPLIED)
@@ -131,12 +133,12 @@ def mapper(results: Results, pair: Pair) -> list[list[Box | None]]:
 
 def _middle(results: Results, pair: Pair) -> int:
     """The target layer that is drawn."""
-    return len(results.manifests[pair.name, results.headline]["selected_layers"]) // 2
+    return len(results.manifests[pair.name, results.headline(pair)]["selected_layers"]) // 2
 
 
 def _layers(results: Results, pair: Pair) -> dict[str, tuple[str, ...]]:
     """Text of the boxes of source layers by name, in the order of the mapper's features."""
-    chosen = results.manifests[pair.name, results.headline]["selected_layers"][_middle(results, pair)]
+    chosen = results.manifests[pair.name, results.headline(pair)]["selected_layers"][_middle(results, pair)]
     if len(chosen) <= MOST_LAYERS:
         return {f"layer {layer}": ("layer", str(layer)) for layer in chosen}
     boxes = {f"layer {layer}": ("layer", str(layer)) for layer in chosen[: MOST_LAYERS - 2]}
@@ -146,8 +148,8 @@ def _layers(results: Results, pair: Pair) -> dict[str, tuple[str, ...]]:
 
 def _features(results: Results, pair: Pair) -> tuple[str, ...]:
     """What the map reads: which heads of how many layers, with what done to keys."""
-    manifest, source = results.manifests[pair.name, results.headline], results.cards[pair.source]
-    recipe, k = manifest["recipe"], results.k(pair.name, results.headline)
+    manifest, source = results.manifests[pair.name, results.headline(pair)], results.cards[pair.source]
+    recipe, k = manifest["recipe"], results.k(pair.name, results.headline(pair))
     every = f"all {source['kv_heads']} KV heads"
     heads = "the same KV head" if recipe["support"] == "same_head" else every
     layers = f"k = {k} layer{'s' if k != 1 else ''}"
@@ -160,7 +162,7 @@ def _features(results: Results, pair: Pair) -> tuple[str, ...]:
 
 def _linear(results: Results, pair: Pair) -> list[Box]:
     """Centring, the closed form (the paper, equation 4), and the bias."""
-    manifest = results.manifests[pair.name, results.headline]
+    manifest = results.manifests[pair.name, results.headline(pair)]
     recipe, out = manifest["recipe"], results.cards[pair.target]["head_dim"]
     rows = f"centred over {manifest['rows']:,} calibration rows:"
     less = f"X, and Y of the target's own cache, less their {'weighted ' if _is_weighted(recipe) else ''}means"
@@ -195,7 +197,7 @@ def _symbols(recipe: Recipe) -> tuple[str, ...]:
 
 def _network(results: Results, pair: Pair) -> list[Box]:
     """The paper's fallback (section 4.5), which is trained and not solved."""
-    manifest = results.manifests[pair.name, results.headline]
+    manifest = results.manifests[pair.name, results.headline(pair)]
     how, out = manifest["recipe"]["mlp"], results.cards[pair.target]["head_dim"]
     sizes = f"{manifest['features']:,} → {how['width']:,} → {how['width']:,} → {out} for a head; keys and values apart"
     trained = f"{how['epochs']:,} epochs of Adam over {manifest['rows']:,} rows"

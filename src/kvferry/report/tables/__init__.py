@@ -23,7 +23,9 @@ from kvferry.report.tables.improved import improved
 from kvferry.report.tables.layers import table7_r2_vs_k, table17_loo_k
 from kvferry.report.tables.methods import table6_methods
 from kvferry.report.tables.mlp import table3_mlp
+from kvferry.report.tables.provenance import provenance
 from kvferry.report.tables.render import write_table
+from kvferry.report.tables.reproduction import reproduction
 from kvferry.report.tables.speed import native_tokens, table5_latency, table16_latency_range
 from kvferry.report.tables.transfer import gap_recovered, table1_retention, table15_floor_normalised
 from kvferry.report.tables.verdict import verdict
@@ -58,6 +60,8 @@ TABLES: dict[str, Callable[[Results], pd.DataFrame]] = {
         coqa_drift,
         native_tokens,
         verdict,
+        reproduction,
+        provenance,
     )
 }
 

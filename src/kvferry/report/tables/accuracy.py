@@ -15,23 +15,26 @@ from kvferry.report.tables.scores import blank, score
 def table11_benchmarks(results: Results) -> pd.DataFrame:
     """How each benchmark was run: a row each, more than one only where models were asked differently."""
     rows = [
-        _benchmark_row(results.native[model, name])
+        _benchmark_row(results, results.native[model, name])
         for name in (*results.benchmarks, PERPLEXITY)
         for model in results.models
     ]
     return frame_of(rows).drop_duplicates(ignore_index=True)
 
 
-def _benchmark_row(record: Record) -> Row:
+def _benchmark_row(results: Results, record: Record) -> Row:
     settings, data = record.settings, record.data
     return {
         "benchmark": record.benchmark,
         "metric": record.metric,
+        "metric" + PAPER: results.paper.words("table11", record.benchmark, "metric"),
         "shots": settings.get("num_fewshot"),
+        "shots" + PAPER: results.paper.value("table11", record.benchmark, "shots"),
         "n": record.n,
         "items_total": settings.get("items_total"),
         "unit": "chunks" if record.benchmark == PERPLEXITY else "items",
         "chance": None if record.chance is None else 100 * record.chance,
+        "chance" + PAPER: results.paper.value("table11", record.benchmark, "chance"),
         "origin": _word(data.get("origin")),
         "task_version": _word(settings.get("task_version")),
         "sha256": _word(data.get("sha256")),
@@ -71,7 +74,7 @@ def _transfer_rows(results: Results) -> list[Row]:
 def _transfer_row(results: Results, pair: Pair, system: str) -> Row:
     found = [r for (name, own, _), r in results.transfers.items() if (name, own) == (pair.name, system)]
     k = results.k(pair.name, system) if system in results.variants else None
-    paper = results.comparable(pair) if system == results.headline else None
+    paper = results.comparable(pair) if system == results.headline(pair) else None
     return {"name": pair.name, "system": system, "k": k} | _scores(results, found, paper)
 
 

@@ -1,6 +1,6 @@
 """Table of the two ends of the scale: the target's own cache handed over, and a map without RoPE handling and with one layer.
 
-Knows the sweep that holds the second. Retention and floor-normalised retention are in percent.
+Retention and floor-normalised retention are in percent.
 """
 
 from __future__ import annotations
@@ -54,14 +54,11 @@ def _was_injected(results: Results, pair: Pair) -> bool:
 
 
 def _stripped_down(results: Results) -> list[tuple[Pair, str]]:
-    """Pairs with the variant of the sweep that is the paper's ridge, coupled to RoPE, of one source layer."""
-    if COMPONENTS not in results.sweeps:
-        return []
-    sweep = results.sweep(COMPONENTS)
+    """Pairs with the variant that is the paper's ridge, coupled to RoPE, of one source layer."""
     return [
         (pair, name)
-        for pair in results.pairs_of(sweep)
-        for name in sweep.variants
+        for pair in results.pairs
+        for name in results.variants_of(pair.name)
         if is_papers(results.recipe(pair.name, name), (RIDGE,), (COUPLED,)) and results.k(pair.name, name) == 1
     ]
 

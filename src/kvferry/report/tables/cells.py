@@ -1,7 +1,8 @@
 """Cells of a table: one quantity becomes a few columns with fixed suffixes, which markdown folds into one.
 
 `x` is the value or the word `undefined`; `x_low` and `x_high` its 95 % interval; `x_n` its items; `x_reason` why it is
-undefined; `x_paper` the paper's value; `x_at_chance` whether the interval contains chance. Does not know what x means.
+undefined; `x_paper` the paper's value and `x_difference` ours less that; `x_at_chance` whether the interval contains chance. Does
+not know what x means.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from kvferry.report.stats import Quantity, Undefined
 
 UNDEFINED = "undefined"
 LOW, HIGH, N, REASON, PAPER, AT_CHANCE = "_low", "_high", "_n", "_reason", "_paper", "_at_chance"
+DIFFERENCE = "_difference"
 SUFFIXES = (LOW, HIGH, N, REASON, AT_CHANCE)
 
 Row = dict[str, Any]
@@ -39,6 +41,27 @@ def cell(name: str, value: float | str | Undefined) -> Row:
 
 
 def frame_of(rows: list[Row]) -> pd.DataFrame:
-    """Rows as a frame whose cells keep their types (a whole number stays one beside an empty cell)."""
+    """Rows as a frame whose cells keep their types (a whole number stays one beside an empty cell).
+
+    Beside every number of the paper stands the difference of ours from it: in the unit of both, percentage points for percents;
+    `undefined` where ours is missing, empty where the paper has none.
+    """
+    rows = [_with_differences(row) for row in rows]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return pd.DataFrame([[row.get(name) for name in columns] for row in rows], columns=columns, dtype=object)
+
+
+def _with_differences(row: Row) -> Row:
+    found: Row = {}
+    for name, value in row.items():
+        found[name] = value
+        if name.endswith(PAPER) and not isinstance(value, str):
+            ours = name.removesuffix(PAPER)
+            found[ours + DIFFERENCE] = _difference(row.get(ours), value)
+    return found
+
+
+def _difference(ours: object, paper: object) -> float | str | None:
+    if not isinstance(paper, int | float):
+        return None
+    return ours - paper if isinstance(ours, int | float) else UNDEFINED

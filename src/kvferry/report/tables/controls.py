@@ -52,7 +52,16 @@ def controls(results: Results) -> pd.DataFrame:
 
 
 def _rows(results: Results, pair: Pair) -> list[Row]:
-    order = (TARGET, NATIVE_INJECTED, IDENTITY, results.headline, SOURCE, ZERO_CACHE, RANDOM_MAPPER, WRONG_DOCUMENT)
+    order = (
+        TARGET,
+        NATIVE_INJECTED,
+        IDENTITY,
+        results.headline(pair),
+        SOURCE,
+        ZERO_CACHE,
+        RANDOM_MAPPER,
+        WRONG_DOCUMENT,
+    )
     there = {name: [own for own in order if has_record(results, pair, own, name)] for name in MEASURED}
     items = {name: shared_items(results, pair, own, name) for name, own in there.items() if own}
     return [_row(results, pair, system, there, items) for system in order if system in there[PERPLEXITY]]
@@ -100,10 +109,11 @@ def _against_headline(
     items: Mapping[str, Items],
 ) -> Row:
     """The paired difference to the headline; for an accuracy McNemar's test as well."""
-    comparable = system != results.headline and system in there and results.headline in there
+    headline = results.headline(pair)
+    comparable = system != headline and system in there and headline in there
     row = empty(name + GAINED)
     if comparable:
-        row = cells(name + GAINED, compare.gained(results, pair, system, results.headline, name, items[name]), scale)
+        row = cells(name + GAINED, compare.gained(results, pair, system, headline, name, items[name]), scale)
     if name == HELLASWAG and comparable:
-        row |= mcnemar_columns("headline", compare.mcnemar(results, pair, system, results.headline, name, items[name]))
+        row |= mcnemar_columns("headline", compare.mcnemar(results, pair, system, headline, name, items[name]))
     return row

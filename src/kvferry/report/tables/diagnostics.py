@@ -17,7 +17,7 @@ from kvferry.records import (
     V_CONCENTRATION,
 )
 from kvferry.report import compare
-from kvferry.report.correlation import pearson, spearman
+from kvferry.report.correlation import FEWEST, pearson, spearman
 from kvferry.report.diagnosis import by_layer, diagnosed, mean_of, sampled
 from kvferry.report.inputs import Pair, Results
 from kvferry.report.items import TARGET, record_of, shared_items
@@ -33,6 +33,7 @@ CALIBRATION_R2 = "r2_k_held_out"
 PLAIN = (R2_K, R2_V)
 OVER_TEXTS = (K_CONCENTRATION, V_CONCENTRATION, ATTENTION_COSINE)
 ALL_PAIRS = "all pairs"
+HEADLINES = "headlines of all pairs"  # what the paper correlates
 BY_LAYER = (ATTENTION_COSINE, ATTENTION_COSINE_HELD_OUT, K_CONCENTRATION, V_CONCENTRATION, R2_K, R2_V)
 PAPERS_WORDS = {ATTENTION_COSINE: "cosine"}  # where the csv of Table 4 names a column otherwise
 # What retention is correlated with; the paper has the first on evaluation tokens and the R² of its calibration.
@@ -162,23 +163,32 @@ def _measure(results: Results, pair: Pair, variant: str, name: str) -> float | N
 
 
 def correlations(results: Results) -> pd.DataFrame:
-    """Correlation of HellaSwag retention with each of MEASURES, over all points together and over those of each pair.
+    """Correlation of HellaSwag retention with each of MEASURES: over all points, those of headlines, those of each pair.
 
     Pearson's r with a bootstrap interval over points, beside the paper's, and Spearman's. Points without a retention are left
     out and counted. Points of one pair share models, texts and items, so they are not independent.
     """
     found = points(results)
-    scopes = [ALL_PAIRS, *dict.fromkeys(found["pair"])] if len(found) else []
-    rows = [_correlation(results, found, scope, name) for scope in scopes for name in MEASURES]
-    return frame_of(rows)
+    scopes = _scopes(results, found) if len(found) else {}
+    return frame_of(
+        [_correlation(results, points, scope, name) for scope, points in scopes.items() for name in MEASURES]
+    )
+
+
+def _scopes(results: Results, found: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Points by what is correlated over; headlines where there are enough of them."""
+    names = zip(found["pair"], found["system"], strict=True)
+    headlines = found[[results.headlines[pair] == system for pair, system in names]]
+    of_headlines = {HEADLINES: headlines} if len(headlines) >= FEWEST else {}
+    own = {pair: found[found["pair"] == pair] for pair in dict.fromkeys(found["pair"])}
+    return {ALL_PAIRS: found} | of_headlines | own
 
 
 def _correlation(results: Results, found: pd.DataFrame, scope: str, name: str) -> Row:
-    of_scope = found if scope == ALL_PAIRS else found[found["pair"] == scope]
-    of_scope = of_scope[of_scope[name].notna()]
+    of_scope = found[found[name].notna()]
     drawn = with_retention(of_scope)
     x, y = (drawn[column].to_numpy(dtype=float) for column in (name, RETENTION))
-    paper = results.paper.value("correlation", name, "pearson") if scope == ALL_PAIRS else None
+    paper = results.paper.value("correlation", name, "pearson") if scope in (ALL_PAIRS, HEADLINES) else None
     row: Row = {"over": scope, "measure": name}
     row |= cells("pearson", pearson(x, y, results.draws, compare.seed_of(results, name)), scale=1)
     row |= {"pearson" + N: len(drawn), "pearson" + PAPER: paper}

@@ -11,6 +11,7 @@ from kvferry.report.inputs import Pair, Results
 from kvferry.report.papers_recipe import LINEAR, ROPES
 from kvferry.report.tables.cells import PAPER, Row, frame_of
 
+GIB = 2**30  # what the paper's GB are: its 1.61 billion parameters of four bytes are its 6 GB
 SHAPE = ("layers", "kv_heads", "head_dim")
 
 
@@ -23,14 +24,20 @@ def _pair_row(results: Results, pair: Pair) -> Row:
     source, target = results.cards[pair.source], results.cards[pair.target]
     row: Row = {"pair": pair.name, "source": pair.source, "target": pair.target}
     for name in SHAPE:
-        row |= {f"source_{name}": source[name], f"target_{name}": target[name]}
+        for role, card in (("source", source), ("target", target)):
+            row |= {f"{role}_{name}": card[name], f"{role}_{name}{PAPER}": _papers_shape(results, pair, role, name)}
     matched = all(source[name] == target[name] for name in ("kv_heads", "head_dim"))
     row |= {"matched_kv": "yes" if matched else "no"}
     row |= {"source_parameters": source["parameters"], "target_parameters": target["parameters"]}
     row |= {"parameter_ratio": target["parameters"] / source["parameters"]}
     row |= {"parameter_ratio" + PAPER: _paper(results, pair, "table10", "parameter_ratio")}
-    row |= {"k": results.k(pair.name, results.headline), "k" + PAPER: _paper(results, pair, "table10", "k")}
-    return row
+    paper = None if pair.paper is None else results.paper.k(pair.paper)
+    return row | {"k": results.k(pair.name, results.headline(pair)), "k" + PAPER: paper}
+
+
+def _papers_shape(results: Results, pair: Pair, role: str, name: str) -> float | None:
+    """The paper gives one number of KV heads and one head dimension for both models of a pair."""
+    return _paper(results, pair, "table10", f"{role}_{name}" if name == "layers" else name)
 
 
 def table12_size(results: Results) -> pd.DataFrame:
@@ -52,6 +59,8 @@ def _size_row(results: Results, pair: Pair, variant: str) -> Row:
         "parameters": parameters,
         "parameters" + PAPER: _paper(results, pair, "table12", "parameters") if as_in_paper else None,
         "weights_bytes": manifest["weights_bytes"],
+        "storage_gib": manifest["weights_bytes"] / GIB,
+        "storage_gib" + PAPER: _paper(results, pair, "table12", "storage_gb") if as_in_paper else None,
         "share_of_target": 100 * parameters / results.cards[pair.target]["parameters"],
         "features": manifest["features"],
         "rows": manifest["rows"],

@@ -25,11 +25,13 @@ def table18_held_out(results: Results) -> pd.DataFrame:
         raise KvferryError(
             f"evaluation.benchmarks: none of {', '.join(HELD_OUT)} was run; add one, or leave the table out"
         )
-    return frame_of([_row(results, pair, system) for pair in results.pairs for system in (SOURCE, results.headline)])
+    return frame_of(
+        [_row(results, pair, system) for pair in results.pairs for system in (SOURCE, results.headline(pair))]
+    )
 
 
 def _row(results: Results, pair: Pair, system: str) -> Row:
-    paper = results.comparable(pair) if system == results.headline else None
+    paper = results.comparable(pair) if system == results.headline(pair) else None
 
     def papers(column: str) -> Row:
         return {column + PAPER: None if paper is None else results.paper.value("table18", paper, column)}

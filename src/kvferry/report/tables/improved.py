@@ -38,8 +38,8 @@ def improved(results: Results) -> pd.DataFrame:
 
 
 def _rows(results: Results, sweep: Sweep, pair: Pair) -> list[Row]:
-    variants = best.compared(results, sweep)
-    shared = items_of_sweep(results, pair, sweep, [results.headline])
+    variants = best.compared(results, pair, sweep)
+    shared = items_of_sweep(results, pair, sweep, [results.headline(pair)])
     reported = {name: every_other_chunk(ids, 1) if name in OVER_CHUNKS else ids for name, ids in shared.items()}
     selection = best.selection_kl(results, pair, variants)
     marks = best.marks(results, pair, selection)
@@ -79,7 +79,7 @@ def _scores(results: Results, pair: Pair, variant: str, items: Mapping[str, Item
 
 
 def _gain(results: Results, pair: Pair, variant: str, benchmark: str, items: Items) -> Row:
-    if variant == results.headline:
+    if variant == results.headline(pair):
         return empty(benchmark + GAINED)
-    gained = compare.gained(results, pair, variant, results.headline, benchmark, items)
+    gained = compare.gained(results, pair, variant, results.headline(pair), benchmark, items)
     return cells(benchmark + GAINED, gained, scale=SCALES.get(benchmark, 100.0))

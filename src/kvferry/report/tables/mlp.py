@@ -46,7 +46,7 @@ def matched(results: Results, sweep: Sweep, pair: Pair) -> list[tuple[str, str]]
     Raises:
         KvferryError: the sweep has no MLP, or nothing to compare it with.
     """
-    names = list(dict.fromkeys([*sweep.variants, results.headline]))
+    names = list(dict.fromkeys([*sweep.variants, results.headline(pair)]))
     mlps = [name for name in sweep.variants if results.recipe(pair.name, name)["method"] == NETWORK]
     others = [name for name in names if results.recipe(pair.name, name)["method"] != NETWORK]
     if not mlps or not others:

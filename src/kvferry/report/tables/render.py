@@ -13,13 +13,15 @@ import pandas as pd
 from kvferry.errors import KvferryError
 from kvferry.files import write_text
 from kvferry.report.names import OF_ALL, column
-from kvferry.report.tables.cells import AT_CHANCE, HIGH, LOW, PAPER, REASON, SUFFIXES, UNDEFINED, N
+from kvferry.report.tables.cells import AT_CHANCE, DIFFERENCE, HIGH, LOW, PAPER, REASON, SUFFIXES, UNDEFINED, N
 
 DECIMALS = {"prefix_perplexity": 2, "value": 2, "source": 2, "target": 2, "p_over_n": 3, "parameter_ratio": 2}
 DECIMALS |= {"apply_time": 2, "largest_move_pp": 2, "coqa_slope": 2, "p_target": 4, "p_source": 4, "p_headline": 4}
 DECIMALS |= {"k_concentration": 2, "k_concentration_vs_ridge": 2, "pearson": 2, "spearman": 2}
 PREFIX_DECIMALS = {"r2_": 3, "next_token_kl": 3, "attention_cosine": 3, "v_concentration": 2, "warm": 2, "cold": 2}
 DEFAULT_DECIMALS = 1
+OF_ANY_SIZE = ("paper", "ours", "difference")  # columns whose rows have different units: three digits that tell
+BESIDE = {PAPER: "paper", DIFFERENCE: "ours − paper"}
 EMPTY = "–"
 TEX = {
     "\\": r"\textbackslash{}",
@@ -90,8 +92,9 @@ def _letters(index: int) -> str:
 
 
 def _heading(frame: pd.DataFrame, name: str) -> str:
-    if name.endswith(PAPER):
-        return f"{column(name.removesuffix(PAPER))}, paper"
+    for suffix, words in BESIDE.items():
+        if name.endswith(suffix):
+            return f"{column(name.removesuffix(suffix))}, {words}"
     n = _common_n(frame, name)
     return column(name) if n is None else f"{column(name)} (n={n})"
 
@@ -116,7 +119,7 @@ def _cell(row: dict[str, object], name: str, reasons: dict[str, str], own_n: boo
     if text != EMPTY and not _missing(low):
         text += f" [{_number(low, name)}, {_number(high, name)}]"
     text += "*" if row.get(name + AT_CHANCE) == "yes" else ""
-    return f"{text} (n={row[name + N]})" if own_n and text != EMPTY else text
+    return f"{text} (n={row[name + N]})" if own_n and text != EMPTY and not _missing(row[name + N]) else text
 
 
 def _missing(value: object) -> bool:
@@ -126,13 +129,16 @@ def _missing(value: object) -> bool:
 def _number(value: object, name: str) -> str:
     if _missing(value):
         return EMPTY
+    if name.removesuffix(LOW).removesuffix(HIGH) in OF_ANY_SIZE and isinstance(value, int | float):
+        return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.3g}"
+    sign = "+" if name.endswith(DIFFERENCE) else ""
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer() and abs(value) >= 1e4):
-        return f"{int(value):,}"
-    return f"{value:.{_decimals(name)}f}" if isinstance(value, float) else str(value)
+        return f"{int(value):{sign},}"
+    return f"{value:{sign}.{_decimals(name)}f}" if isinstance(value, float) else str(value)
 
 
 def _decimals(name: str) -> int:
-    base = name.removesuffix(PAPER)
+    base = name.removesuffix(PAPER).removesuffix(DIFFERENCE)
     if base in DECIMALS or base.startswith("k_") or base == "k":
         return DECIMALS.get(base, 0)
     fitting = (digits for prefix, digits in PREFIX_DECIMALS.items() if base.startswith(prefix))

@@ -18,7 +18,9 @@ from kvferry.report.tables.cells import PAPER, N, Row, cells, frame_of
 
 def table1_retention(results: Results) -> pd.DataFrame:
     """Retention of the source alone and of the headline transfer, a row each, two rows a pair."""
-    return frame_of([_retention_row(results, pair, s) for pair in results.pairs for s in (SOURCE, results.headline)])
+    return frame_of(
+        [_retention_row(results, pair, s) for pair in results.pairs for s in (SOURCE, results.headline(pair))]
+    )
 
 
 def _retention_row(results: Results, pair: Pair, system: str) -> Row:
@@ -35,7 +37,7 @@ def _retention_row(results: Results, pair: Pair, system: str) -> Row:
 
 def table15_floor_normalised(results: Results) -> pd.DataFrame:
     """Floor-normalised retention of the source alone and of the headline transfer, two rows a pair."""
-    return frame_of([_floor_row(results, pair, s) for pair in results.pairs for s in (SOURCE, results.headline)])
+    return frame_of([_floor_row(results, pair, s) for pair in results.pairs for s in (SOURCE, results.headline(pair))])
 
 
 def _floor_row(results: Results, pair: Pair, system: str) -> Row:
@@ -97,15 +99,32 @@ def gap_recovered(results: Results) -> pd.DataFrame:
 def _gap_row(results: Results, pair: Pair, system: str, benchmark: str) -> Row:
     items = shared_items(results, pair, (system,), benchmark)
     row: Row = {"pair": pair.name, "system": system, "benchmark": benchmark, "n": len(items)}
+    papers = _papers_gap(results, pair, system, benchmark)
     for column, name in (("value", system), ("source", SOURCE), ("target", TARGET)):
         own = limited(record_of(results, pair, name, benchmark)[1], items)
-        row |= {column: own.value if benchmark == PERPLEXITY else 100 * own.value}
+        row |= {column: own.value if benchmark == PERPLEXITY else 100 * own.value, column + PAPER: papers.get(column)}
     row |= cells("gap_recovered", compare.gap_recovered(results, pair, system, benchmark))
+    row |= {"gap_recovered" + PAPER: papers.get("gap_recovered")}
     if benchmark == PERPLEXITY:
         return row | cells("gap_recovered_log", compare.gap_recovered(results, pair, system, benchmark, log=True))
     for name in (TARGET, SOURCE):
         row |= mcnemar_columns(name.split()[0], compare.mcnemar(results, pair, system, name, benchmark, items))
     return row
+
+
+def _papers_gap(results: Results, pair: Pair, system: str, benchmark: str) -> dict[str, float | None]:
+    """What the paper's Table 13 says of a pair: source and target, and for a headline of its shape the transfer and its share."""
+    if pair.paper is None:
+        return {}
+    source, target = (results.paper.value("table13", name, benchmark) for name in results.paper.models(pair.paper))
+    found = {"source": source, "target": target}
+    if system != results.headline(pair) or results.comparable(pair) is None:
+        return found
+    transfer, share = (
+        results.paper.value("table13", pair.paper, benchmark),
+        results.paper.gap_recovered(pair.paper, (benchmark,)),
+    )
+    return found | {"value": transfer, "gap_recovered": share}
 
 
 def mcnemar_columns(other: str, test: compare.McNemar) -> Row:
