@@ -20,6 +20,7 @@ from kvferry.errors import KvferryError
 
 # In the order of the help; one line adds a command.
 COMMANDS = (
+    "check",
     "show",
     "verdict",
 )
