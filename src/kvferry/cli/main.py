@@ -21,6 +21,7 @@ from kvferry.errors import KvferryError
 # In the order of the help; one line adds a command.
 COMMANDS = (
     "check",
+    "new",
     "show",
     "verdict",
 )
