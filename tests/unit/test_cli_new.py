@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 
+import huggingface_hub
 import pytest
 import yaml
 from small_commands import refusal, run
 from small_models import ROOT, checkout, edited
+from transformers import AutoModelForCausalLM
 
 from kvferry.cli.template import Text
 from kvferry.config import load_project, read_yaml
@@ -98,6 +100,18 @@ def test_a_directory_below_the_checkout_is_named_relative_to_it(models, workplac
     project = new(source="./models/small/", target="models/of mine")
     assert project.models["small"]["path"] == "models/small"
     assert project.models["of-mine"]["path"] == "models/of mine"
+
+
+def test_a_repository_is_pinned_to_the_commit_that_was_looked_at(models, workplace, new, monkeypatch):
+    commit = "b" * 40
+    snapshot = edited(models["big"], workplace / "hub" / commit)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(snapshot))
+    entry = new(target="owner/Big-1B").models["Big-1B"]
+    assert (entry["kind"], entry["repository"], entry["revision"]) == ("hub", "owner/Big-1B", commit)
+    assert entry["geometry"] == {"layers": 8, "kv_heads": 2, "head_dim": 8}
+    assert entry["parameters"] == pytest.approx(
+        AutoModelForCausalLM.from_pretrained(models["big"]).num_parameters() / 1e9, rel=0.01
+    )
 
 
 def test_two_directories_of_one_name_get_two_names(models, workplace, new):
