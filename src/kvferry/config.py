@@ -1,5 +1,7 @@
 """The configuration of a run: the config and the four registries it names, checked together before any work.
 
+A config may bring entries of its own, so that one file says all about a run of models that no registry has.
+
 Knows which names must exist and which numbers must agree between the files. Does not know how anything is computed,
 nor which program read the config.
 """
@@ -14,7 +16,7 @@ from typing import Any
 
 from kvferry import crosscheck
 from kvferry.errors import KvferryError
-from kvferry.schema import choices, validated
+from kvferry.schema import choices, problem, validated
 from kvferry.sweeps import OF_HEADLINE, expanded, settled
 from kvferry.yamlfile import read_yaml
 
@@ -104,15 +106,27 @@ def load_project(config: dict[str, Any], config_name: str, schemas: Path, root: 
     about the first thing that is wrong.
     """
     filled = settled(validated(expanded(config), schemas / "config.schema.yaml", config_name))
-    registries = {name: _registry(name, root / filled["registries"][name], schemas) for name in REGISTRIES}
+    files = {"config": config_name} | {name: str(root / filled["registries"][name]) for name in REGISTRIES}
+    registries = {name: _registry(name, read_yaml(Path(files[name])), schemas, files[name]) for name in REGISTRIES}
+    for name, entries in filled.get("own", {}).items():
+        _add_own(name, registries[name], entries, schemas, files)
     project = Project(config=filled, root=root, **registries)
-    files = {name: str(root / filled["registries"][name]) for name in REGISTRIES}
-    crosscheck.check(project, {"config": config_name, **files})
+    crosscheck.check(project, files)
     return project
 
 
-def _registry(name: str, path: Path, schemas: Path) -> dict[str, Any]:
-    return validated(read_yaml(path), schemas / f"{name}.schema.yaml", str(path))[name]
+def _registry(name: str, value: object, schemas: Path, file: str) -> dict[str, Any]:
+    return validated(value, schemas / f"{name}.schema.yaml", file)[name]
+
+
+def _add_own(name: str, known: dict[str, Any], entries: object, schemas: Path, files: dict[str, str]) -> None:
+    """Add what the config itself brings to a registry, and to `files` what messages call the place of each entry."""
+    place = f"{files['config']}: own"
+    for entry, value in _registry(name, {name: entries}, schemas, place).items():
+        if entry in known:
+            raise problem(place, (name, entry), f"the name is also in {files[name]}; rename it")
+        known[entry] = value
+        files[f"{name}.{entry}"] = place
 
 
 def _named(entries: dict[str, Any], name: str, what: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ ON_PAIRS = ("greedy", "controls", "coqa", "latency", "native_tokens")
 
 
 def check(project: Project, files: Files) -> None:
-    """Compare the parts of a project; `files` says what messages call `config` and each registry.
+    """Compare the parts of a project; `files` says what messages call `config`, each registry, and an entry that is elsewhere.
 
     Raises KvferryError about the first disagreement: in a registry first, since the config builds on them.
     """
@@ -58,26 +58,32 @@ def _require(name: str, known: Iterable[str], file: str, key: Iterable[Key], wha
         raise problem(file, key, f"{name!r} is not in {what}; {remedy}")
 
 
+def _place(files: Files, registry: str, name: str) -> str:
+    """What messages call the file that an entry is in."""
+    return files.get(f"{registry}.{name}", files[registry])
+
+
 def _check_wheels(project: Project, files: Files) -> None:
     for registry in ("models", "corpora"):
         for name, entry in getattr(project, registry).items():
             if entry["kind"] == "wheel":
                 key = (registry, name, "wheel")
-                _require(entry["wheel"], project.wheels, files[registry], key, files["wheels"])
+                _require(entry["wheel"], project.wheels, _place(files, registry, name), key, files["wheels"])
 
 
 def _check_models(project: Project, files: Files) -> None:
     """Bases and calibration corpora exist, and no model is made from itself."""
     for name, entry in project.models.items():
         if entry["kind"] == "pruned":
-            _require(entry["base"], project.models, files["models"], ("models", name, "base"), "this file")
+            place = _place(files, "models", name)
+            _require(entry["base"], project.models, place, ("models", name, "base"), "this file")
             corpus, key = entry["calibration"]["corpus"], ("models", name, "calibration", "corpus")
-            _require(corpus, project.corpora, files["models"], key, files["corpora"])
+            _require(corpus, project.corpora, place, key, files["corpora"])
     for name in project.models:
         lineage = _lineage(project, name)
         if lineage[-1] in lineage[:-1]:
             what = f"{' → '.join(lineage)} is a circle; name a base that is not made from {lineage[-1]!r}"
-            raise problem(files["models"], ("models", lineage[-2], "base"), what)
+            raise problem(_place(files, "models", lineage[-2]), ("models", lineage[-2], "base"), what)
 
 
 def _lineage(project: Project, name: str) -> list[str]:
@@ -98,27 +104,28 @@ def _check_removed(project: Project, files: Files) -> None:
 
 
 def _check_range(project: Project, files: Files, name: str, index: int) -> None:
-    entry, key = project.models[name], ("models", name, "remove", index)
+    entry, key, place = project.models[name], ("models", name, "remove", index), _place(files, "models", name)
     first, end = entry["remove"][index]
     if first >= end:
-        raise problem(files["models"], key, f"[{first}, {end}] holds no layer; write [first, end] with first < end")
+        raise problem(place, key, f"[{first}, {end}] holds no layer; write [first, end] with first < end")
     base = project.geometry(entry["base"])
     if base and end > base.layers:
         what = f"[{first}, {end}] goes beyond the {base.layers} layers of {entry['base']!r}"
-        raise problem(files["models"], key, f"{what}; end at {base.layers} or before")
+        raise problem(place, key, f"{what}; end at {base.layers} or before")
 
 
 def _check_overlap(project: Project, files: Files, name: str) -> None:
     for (_, end), (first, after) in pairwise(sorted(project.models[name]["remove"])):
         if first < end:
             what = f"[{first}, {after}] overlaps a range that ends at {end}; name each layer once"
-            raise problem(files["models"], ("models", name, "remove"), what)
+            raise problem(_place(files, "models", name), ("models", name, "remove"), what)
 
 
 def _check_pairs(project: Project, files: Files) -> None:
     for name, pair in project.pairs.items():
         for role in ("source", "target"):
-            _require(pair[role], project.models, files["pairs"], ("pairs", name, role), files["models"])
+            place, key = _place(files, "pairs", name), ("pairs", name, role)
+            _require(pair[role], project.models, place, key, files["models"])
 
 
 def _check_config_names(project: Project, files: Files) -> None:
@@ -175,12 +182,12 @@ def _check_paths(project: Project, files: Files) -> None:
         entry = project.models[name]
         if entry["kind"] == "local" and not (project.root / entry["path"]).is_dir():
             what = f"{entry['path']!r} is not a directory; put the model there or correct the path"
-            raise problem(files["models"], ("models", name, "path"), what)
+            raise problem(_place(files, "models", name), ("models", name, "path"), what)
     for name in [project.config["perplexity"]["corpus"], *_fitted_on(project)]:
         entry = project.corpora[name]
         if entry["kind"] == "local" and not (project.root / entry["path"]).is_file():
             what = f"{entry['path']!r} is not a file; put the text there or correct the path"
-            raise problem(files["corpora"], ("corpora", name, "path"), what)
+            raise problem(_place(files, "corpora", name), ("corpora", name, "path"), what)
 
 
 def _models_of_run(project: Project) -> list[str]:
