@@ -148,13 +148,19 @@ class Handoff:
         own: the source's keys and values `[batch, kv_heads, tokens, head_dim]` of every layer for the span's slots.
         """
         positions = span.positions(prefix.lengths)
-        layers = self.mapper.translate(own, rotation(self.source, positions), rotation(self.target, positions))
-        layers = [(keys.to(self.target.dtype), values.to(self.target.dtype)) for keys, values in layers]
+        layers = self.mapped(own, positions)
         native = span.mask * (positions < self.native_head)
         grown = self._read_head(prefix, span, native) if native.any() else prefix
         append_layers(grown.cache, layers)
         mask = torch.cat((grown.mask, span.mask - native), dim=1)
         return Prefix(grown.cache, mask, prefix.lengths + span.mask.sum(1))
+
+    def mapped(self, own: list[LayerKV], positions: Tensor) -> list[LayerKV]:
+        """What the mapper makes of the source's keys and values `[batch, kv_heads, tokens, head_dim]` of every layer at rotary
+        positions `[batch, tokens]`: those of every target layer, in the target's dtype.
+        """
+        layers = self.mapper.translate(own, rotation(self.source, positions), rotation(self.target, positions))
+        return [(keys.to(self.target.dtype), values.to(self.target.dtype)) for keys, values in layers]
 
     def _read_head(self, prefix: Prefix, span: Span, native: Tensor) -> Prefix:
         """The target reads the tokens marked in `native [batch, tokens]`, which are the first of each row."""

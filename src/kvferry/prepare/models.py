@@ -45,8 +45,10 @@ def read_card(directory: Path) -> dict[str, Any]:
     return read_json(directory / CARD, "model card")
 
 
-def load_model(directory: Path, device: str = "cpu", dtype: str = "float32") -> Loaded:
-    """Load a prepared model for inference.
+def load_model(
+    directory: Path, device: str = "cpu", dtype: str = "float32", card: dict[str, Any] | None = None
+) -> Loaded:
+    """Load a prepared model for inference. card: of a directory that holds none.
 
     Raises:
         KvferryError: weights, config or tokenizer are not those of the card, the device is absent, or loading fails.
@@ -54,8 +56,8 @@ def load_model(directory: Path, device: str = "cpu", dtype: str = "float32") -> 
     quiet()
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise KvferryError(f"compute.device: {device} is asked for, but torch sees no CUDA device here; set it to cpu")
-    card = read_card(directory)
-    location = Path(card["location"])
+    card = card or read_card(directory)
+    location = location_of(directory, card)
     try:
         tokenizer = AutoTokenizer.from_pretrained(location)
         check_unchanged(card, location, tokenizer, directory)
@@ -65,6 +67,11 @@ def load_model(directory: Path, device: str = "cpu", dtype: str = "float32") -> 
         raise KvferryError(
             f"{location}: model {card['model']} cannot be loaded ({error}); delete {directory} and run again"
         ) from error
+
+
+def location_of(directory: Path, card: dict[str, Any]) -> Path:
+    """Where the files of a prepared model lie: beside its card, wherever these were moved to, or else where the card says."""
+    return directory if (directory / "config.json").is_file() else Path(card["location"])
 
 
 def check_unchanged(card: dict[str, Any], location: Path, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
