@@ -19,7 +19,7 @@ from kvferry import __version__
 from kvferry.errors import KvferryError
 
 # In the order of the help; one line adds a command.
-COMMANDS = ("verdict",)
+COMMANDS = ("generate", "chat", "verdict")
 DESCRIPTION = """\
 Move the KV cache of one language model to another of its family.
 
