@@ -24,6 +24,8 @@ COMMANDS = (
     "new",
     "show",
     "verdict",
+    "generate",
+    "chat",
 )
 DESCRIPTION = """\
 Move the KV cache of one language model to another of its family.

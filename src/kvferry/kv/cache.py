@@ -6,6 +6,8 @@ which tokens a cache stands for.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
@@ -68,6 +70,40 @@ def make_cache(layers: list[LayerKV], model: PreTrainedModel, room: int = 0) -> 
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     cache.layers = [GrowingLayer(*pair, room) for pair in layers] or [GrowingLayer(room=room) for _ in range(count)]
     return cache
+
+
+def plain_cache(model: PreTrainedModel) -> DynamicCache:
+    """An empty cache of transformers' own layers, which bear whatever its `generate` does to a cache: beam search reorders the
+    rows, and that would part the layers of `make_cache` from their buffers.
+    """
+    cache = make_cache([], model)
+    cache.layers = [DynamicLayer() for _ in cache.layers]
+    return cache
+
+
+def filled_layers(cache: object) -> list[LayerKV]:
+    """Keys and values of a cache that somebody else filled.
+
+    Raises:
+        KvferryError: it is no `DynamicCache`, is empty, or has layers that do not hold every token.
+    """
+    if not isinstance(cache, DynamicCache):
+        raise KvferryError(
+            f"the source cache is a {type(cache).__name__}; give the DynamicCache that the source's forward or generate filled"
+        )
+    if not cache_length(cache):
+        raise KvferryError("the source cache is empty; let the source read the text first")
+    lengths = {layer.keys.shape[2] if layer.is_initialized else 0 for layer in cache.layers}
+    if len(lengths) > 1:
+        raise KvferryError(
+            f"the source cache has layers of {min(lengths)} to {max(lengths)} tokens; give one without sliding windows"
+        )
+    return cache_layers(cache)
+
+
+def generation_inputs(ids: Tensor, mask: Tensor, cache: DynamicCache | None = None) -> dict[str, Any]:
+    """What `model.generate` takes to go on from a cache of the first tokens: ids and mask `[batch, tokens]` are of all tokens."""
+    return {"input_ids": ids, "attention_mask": mask} | ({"cache": cache} if cache is not None else {})
 
 
 def cache_layers(cache: DynamicCache, start: int = 0) -> list[LayerKV]:

@@ -159,13 +159,19 @@ class Handoff:
         """
         span = span.to(prefix.mask.device)
         positions = span.positions(prefix.lengths)
-        layers = self.mapper.translate(own, rotation(self.source, positions), rotation(self.target, positions))
-        layers = as_cached(layers, self.target)
+        layers = self.mapped(own, positions)
         native = span.mask * (positions < self.native_head)
         grown = self._read_head(prefix, span, native) if native.any() else prefix
         append_layers(grown.cache, layers)
         mask = torch.cat((grown.mask, span.mask - native), dim=1)
         return Prefix(grown.cache, mask, prefix.lengths + span.mask.sum(1))
+
+    def mapped(self, own: list[LayerKV], positions: Tensor) -> list[LayerKV]:
+        """What the mapper makes of the source's keys and values `[batch, kv_heads, tokens, head_dim]` of every layer at rotary
+        positions `[batch, tokens]`: those of every target layer, as its cache holds them.
+        """
+        layers = self.mapper.translate(own, rotation(self.source, positions), rotation(self.target, positions))
+        return as_cached(layers, self.target)
 
     def _read_head(self, prefix: Prefix, span: Span, native: Tensor) -> Prefix:
         """The target reads the tokens marked in `native [batch, tokens]`, which are the first of each row."""

@@ -73,16 +73,20 @@ def read_card(directory: Path) -> dict[str, Any]:
     return card
 
 
-def load_model(directory: Path, place: Place = "cpu", dtype: str = "float32") -> Loaded:
-    """Load a prepared model for inference. place: a device, or GPUs that its layers are spread over.
+def load_model(
+    directory: Path, place: Place = "cpu", dtype: str = "float32", card: dict[str, Any] | None = None
+) -> Loaded:
+    """Load a prepared model for inference.
+
+    place: a device, or GPUs that its layers are spread over. card: of a directory that holds none.
 
     Raises:
         KvferryError: weights, config or tokenizer are not those of the card, a device is absent, or loading fails.
     """
     quiet()
     check_there(place)
-    card = read_card(directory)
-    location = Path(card["location"])
+    card = card or read_card(directory)
+    location = location_of(directory, card)
     try:
         tokenizer = AutoTokenizer.from_pretrained(location)
         check_unchanged(card, location, tokenizer, directory)
@@ -102,6 +106,11 @@ def load_pair(source: Path, target: Path, compute: Mapping[str, Any]) -> tuple[L
         for directory, role in ((source, SOURCE), (target, TARGET))
     )
     return own, other
+
+
+def location_of(directory: Path, card: dict[str, Any]) -> Path:
+    """Where the files of a prepared model lie: beside its card, wherever these were moved to, or else where the card says."""
+    return directory if (directory / CONFIG).is_file() else Path(card["location"])
 
 
 def check_unchanged(card: dict[str, Any], location: Path, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:

@@ -1,0 +1,63 @@
+"""What a user gives, checked: prompts as tokens, counts, and room for them. Each refusal is one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from kvferry.errors import KvferryError
+from kvferry.prepare.models import Loaded
+
+Prompt = str | Sequence[int] | Tensor
+
+
+def tokens_of(prompt: Prompt, loaded: Loaded, special: bool) -> list[int]:
+    """A prompt as tokens. special: a string gets the tokenizer's special tokens (the begin token, where it has one).
+
+    Raises:
+        KvferryError: it is a batch, holds no tokens, or tokens that the model does not have.
+    """
+    if isinstance(prompt, str):
+        return list(loaded.tokenizer(prompt, add_special_tokens=special)["input_ids"])
+    rows = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
+    if len(rows) == 1 and isinstance(rows[0], list):
+        rows = rows[0]
+    strange = next((token for token in rows if not isinstance(token, int)), None)
+    if strange is not None:
+        raise KvferryError(
+            f"the prompt must be one text or one row of token ids, not {len(rows)} of {type(strange).__name__}; "
+            "for a batch use Handoff.inputs"
+        )
+    unknown = next((token for token in rows if not 0 <= token < loaded.card["vocab_size"]), None)
+    if unknown is not None:
+        raise KvferryError(f"token {unknown} is not one of the {loaded.card['vocab_size']:,} of {loaded.card['model']}")
+    return rows
+
+
+def check_count(name: str, value: int) -> None:
+    """Refuse a number of tokens that is less than 1.
+
+    Raises:
+        KvferryError: it is.
+    """
+    if value < 1:
+        raise KvferryError(f"{name}: {value} is too little; it must be 1 or more")
+
+
+def positions_of(loaded: Loaded) -> int:
+    """The tokens that a model has positions for."""
+    return loaded.model.config.get_text_config(decoder=True).max_position_embeddings
+
+
+def check_positions(loaded: Loaded, tokens: int) -> None:
+    """Refuse more tokens than the model has positions for.
+
+    Raises:
+        KvferryError: there are more.
+    """
+    if tokens > positions_of(loaded):
+        raise KvferryError(
+            f"{tokens:,} tokens are more than the {positions_of(loaded):,} positions of {loaded.card['model']}; "
+            "shorten the text or ask for less"
+        )
