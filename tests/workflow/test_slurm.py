@@ -93,7 +93,13 @@ def test_tables_are_those_of_a_local_run(runs):
     names = sorted(path.name for path in (runs.local / "tables").glob("*.csv"))
     assert "table13_accuracy.csv" in names
     for name in names:
-        assert (runs.slurm / "tables" / name).read_text() == (runs.local / "tables" / name).read_text(), name
+        slurm, local = (table(run / "tables" / name) for run in (runs.slurm, runs.local))
+        assert slurm == local, name
+
+
+def table(path: Path) -> list[str]:
+    """The rows of a table but for those that say how long a stage took."""
+    return [row for row in path.read_text().splitlines() if not row.startswith("seconds,")]
 
 
 def test_records_are_those_of_a_local_run_but_for_times(runs):

@@ -190,7 +190,7 @@ def _fit(project: Project, variants: list[str]) -> None:
 
 def identity(project: Project) -> None:
     """The mapper of the target to itself."""
-    fit_identity(dump_of(TARGET), asked.identity_recipe(project), IDENTITY_MAPPER, 3000, "cpu")
+    fit_identity(dump_of(TARGET), asked.identity_recipe(project, TARGET), IDENTITY_MAPPER, 3000, "cpu")
 
 
 def evaluate_models(project: Project) -> None:
