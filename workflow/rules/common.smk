@@ -23,6 +23,11 @@ except ImportError:
 os.environ.setdefault("TQDM_DISABLE", "1")
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Jobs keep the memory of an array for the next one. By itself glibc returns it to the kernel, which then clears every page of
+# the next array: a fifth of the time of a fit.
+os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**32))
+os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**30))
+os.environ.setdefault("MALLOC_TOP_PAD_", str(2**26))
 
 BASE = Path(workflow.basedir)
 CONFIG_FILES = [os.path.relpath(file) for file in workflow.configfiles] or [
