@@ -218,10 +218,14 @@ def no_weights(directory):
     weights_of(directory).rename(directory / "pytorch_model.bin")
 
 
+def no_tokenizer(directory):
+    (directory / "tokenizer.json").unlink()
+
+
 @pytest.mark.parametrize(
     "spoil",
-    [no_weights, lambda directory: (directory / "config.json").unlink(), shutil.rmtree],
-    ids=["no safetensors", "no config", "no directory"],
+    [no_weights, no_tokenizer, lambda directory: (directory / "config.json").unlink(), shutil.rmtree],
+    ids=["no safetensors", "no tokenizer", "no config", "no directory"],
 )
 def test_a_directory_that_is_no_model_is_refused_and_leaves_no_card(copy, tmp_path, spoil):
     spoil(copy)

@@ -113,6 +113,24 @@ def test_a_target_that_is_never_right_leaves_everything_open(tmp_path):
     assert "undefined (an average needs every part" in page(results, own)
 
 
+def test_without_a_retention_a_low_cosine_decides_and_the_page_says_so(tmp_path):
+    build(tmp_path)
+    for name in FIVE:
+        write_native(tmp_path, "big", name, accuracy_items(0))
+    results = judged(Results.load(tmp_path, CONFIG, PAIRS), cosine(0.5))
+    own = verdict_of(results, results.pairs[0])
+    assert own.tier == LOSES
+    says = "Do not hand over with this recipe: the attention-output cosine is 0.500 [0.500, 0.500], and retention is undefined"
+    assert says in page(results, own)
+
+
+def test_a_pair_that_loses_nothing_has_no_weakest_benchmark(tmp_path):
+    results = judged(answered(tmp_path, 100))
+    own = verdict_of(results, results.pairs[0])
+    assert own.weakest is None
+    assert "weakest" not in page(results, own)
+
+
 def test_the_row_of_a_pair_where_all_was_measured(tmp_path):
     build_swept(tmp_path)
     write_transfer(tmp_path, "ridge_k8", "gsm8k", accuracy_items(50))

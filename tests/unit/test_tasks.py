@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import datasets
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lm_eval.tasks import TaskManager
 
@@ -270,6 +270,7 @@ def test_a_smaller_draw_is_part_of_a_larger_one(sizes, first, second, seed):
     assert numbered(draw_items(tasks, smaller, seed)) <= numbered(draw_items(tasks, larger, seed))
 
 
+@settings(deadline=None)
 @given(SIZES, st.integers(0, 1000))
 def test_no_limit_draws_everything(sizes, seed):
     drawn = draw_items([stub(f"t{n}", size) for n, size in enumerate(sizes)], None, seed)

@@ -6,7 +6,6 @@ Reads their configs and tokenizers and nothing of their weights. Does not know w
 from __future__ import annotations
 
 import copy
-import json
 import math
 import re
 import shutil
@@ -20,7 +19,6 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -28,13 +26,14 @@ from transformers import (
 
 from kvferry.config import Geometry, Project
 from kvferry.errors import KvferryError, first_line
+from kvferry.prepare.decoder import geometry_of
 from kvferry.prepare.hub import NEWEST, fetch_snapshot
+from kvferry.prepare.tokenizer import IN_GGUF, read_tokenizer
 from kvferry.prepare.wheels import open_member
 from kvferry.schema import choices
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+")
 WITHOUT_WEIGHTS = ("*.json", "*.model", "*.jinja", "*.txt")
-TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "tekken.json")
 # Experts that a token goes through, and all there are, as configs of mixtures call them.
 ACTIVE, EXPERTS = "num_experts_per_tok", ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -61,10 +60,7 @@ class Candidate:
     @property
     def geometry(self) -> Geometry:
         """The shape of the KV cache."""
-        own = self.decoder
-        heads = own.num_attention_heads
-        head_dim = getattr(own, "head_dim", None) or own.hidden_size // heads
-        return Geometry(own.num_hidden_layers, getattr(own, "num_key_value_heads", None) or heads, head_dim)
+        return geometry_of(self.decoder)
 
     @property
     def query_heads(self) -> int:
@@ -182,7 +178,7 @@ def _read(name: str, folder: Path, gguf: str | None = None) -> Read:
     """Config and tokenizer in a folder in the hub's layout, or in a GGUF file there."""
     if gguf is None and not (folder / "config.json").is_file():
         raise KvferryError(f"{name}: {folder} holds no config.json; give a directory in the hub's layout")
-    how = {"trust_remote_code": False} | ({"gguf_file": gguf} if gguf else {})
+    how = {"trust_remote_code": False} | ({IN_GGUF: gguf} if gguf else {})
     try:
         config = AutoConfig.from_pretrained(folder, **how)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -193,12 +189,7 @@ def _read(name: str, folder: Path, gguf: str | None = None) -> Read:
 
 def _tokenizer(folder: Path, how: dict[str, Any]) -> PreTrainedTokenizerBase | str:
     """The tokenizer, or why it cannot be used."""
-    # Where there is none, transformers would make an empty one.
-    if "gguf_file" not in how and not any(found for pattern in TOKENIZERS for found in folder.glob(pattern)):
-        return f"{folder} holds no tokenizer ({', '.join(TOKENIZERS)})"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **how)
-        json.loads(tokenizer.backend_tokenizer.to_str())
-    except Exception as error:  # noqa: BLE001 (plain ones are what the library of tokenizers raises)
-        return f"its tokenizer is none that transformers reads as a fast one ({first_line(error)})"
-    return tokenizer if tokenizer.eos_token_id is not None else "its tokenizer has no end token"
+        return read_tokenizer(folder, **how)
+    except ValueError as error:
+        return str(error)

@@ -12,6 +12,8 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from kvferry.config import Geometry
+
 # Where a decoder's weights lie inside a larger model: in the hub's layout, and in the one that transformers itself has now.
 INSIDE = {
     r"^language_model\.model\.": "model.",
@@ -31,6 +33,13 @@ def decoder_config(location: Path) -> PreTrainedConfig:
     if config is not whole and whole.tie_word_embeddings and not _has_head(location):
         config.tie_word_embeddings = True
     return config
+
+
+def geometry_of(config: PreTrainedConfig) -> Geometry:
+    """The shape of the KV cache of a decoder with this config."""
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return Geometry(config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or heads, head_dim)
 
 
 def _has_head(location: Path) -> bool:

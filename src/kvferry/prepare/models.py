@@ -10,7 +10,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ from kvferry.devices import SOURCE, TARGET, Place, place_of
 from kvferry.errors import KvferryError, first_line
 from kvferry.files import directory_whole, fingerprint, read_sealed, sha256_file, write_sealed
 from kvferry.prepare.architecture import check_architecture
-from kvferry.prepare.decoder import decoder_config, load_decoder
+from kvferry.prepare.decoder import decoder_config, geometry_of, load_decoder
 from kvferry.prepare.hub import check_same_commit, fetch_snapshot
 from kvferry.prepare.placement import check_there, device_map, settle
-from kvferry.prepare.tokenizer import tokenizer_id
+from kvferry.prepare.tokenizer import read_tokenizer, tokenizer_id
 from kvferry.prepare.wheels import open_member
 
 CARD = "card.json"
@@ -191,10 +191,7 @@ def make_card(name: str, entry: dict[str, Any], location: Path, revision: str | 
 def _card_facts(name: str, entry: dict[str, Any], location: Path, revision: str | None) -> dict[str, Any]:
     """What `make_card` says."""
     config = decoder_config(location)
-    heads = config.num_attention_heads
-    tokenizer = AutoTokenizer.from_pretrained(location)
-    if tokenizer.eos_token_id is None:
-        raise ValueError("its tokenizer has no end token")
+    tokenizer = read_tokenizer(location)
     with torch.device("meta"):
         parameters = AutoModelForCausalLM.from_config(config).num_parameters()
     return {
@@ -202,10 +199,8 @@ def _card_facts(name: str, entry: dict[str, Any], location: Path, revision: str 
         "kind": entry["kind"],
         "origin": origin(entry),
         "location": str(location),
-        "layers": config.num_hidden_layers,
-        "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
-        "query_heads": heads,
+        **asdict(geometry_of(config)),
+        "query_heads": config.num_attention_heads,
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
         "parameters": parameters,

@@ -1,18 +1,42 @@
-"""Tokenizers: an id that two of the same rules share, and in words where two differ. Does not know models or files."""
+"""Tokenizers: read one, an id that two of the same rules share, and in words where two differ. Does not know models."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from kvferry.errors import KvferryError
+from kvferry.errors import KvferryError, first_line
 from kvferry.files import fingerprint
 
 NOT_RULES = ("truncation", "padding")
+FILES = ("tokenizer.json", "*.model", "vocab.*", "tekken.json")
+IN_GGUF = "gguf_file"
+
+
+def read_tokenizer(folder: Path, **how: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer in a folder in the hub's layout; `how` goes to transformers.
+
+    Raises:
+        ValueError: there is none, or none of use; says why.
+    """
+    # Where there is none, transformers would make an empty one.
+    if IN_GGUF not in how and not any(found for pattern in FILES for found in folder.glob(pattern)):
+        raise ValueError(f"{folder} holds no tokenizer ({', '.join(FILES)})")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **how)
+        json.loads(tokenizer.backend_tokenizer.to_str())
+    except Exception as error:  # plain ones are what the library of tokenizers raises
+        raise ValueError(
+            f"its tokenizer is none that transformers reads as a fast one ({first_line(error)})"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise ValueError("its tokenizer has no end token")
+    return tokenizer
 
 
 def tokenizer_rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

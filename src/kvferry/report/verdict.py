@@ -103,11 +103,11 @@ class Verdict:
 
     @property
     def weakest(self) -> str | None:
-        """The benchmark with the least retention, of those that have one."""
+        """The benchmark with the least retention, of those that have one and lose accuracy."""
         values = {
             name: kept.retention.value
             for name, kept in self.by_benchmark.items()
-            if isinstance(kept.retention, Sampled)
+            if isinstance(kept.retention, Sampled) and kept.retention.value < 1
         }
         return min(values, key=lambda name: values[name]) if values else None
 

@@ -63,7 +63,6 @@ def _advice(own: Verdict) -> list[str]:
 
 def _by_tier(own: Verdict) -> str:
     """What the tier means for whoever has to decide."""
-    kept = _percent(own.retention)
     if own.tier == NOT_DECIDED:
         worst, best = own.possible
         if not own.names:
@@ -72,11 +71,19 @@ def _by_tier(own: Verdict) -> str:
             f"Measure more before deciding: these samples allow anything from *{worst.name}* to *{best.name}*. "
             "Raise `limit` under `evaluation.benchmarks`, or set `evaluation.full`."
         )
-    return {
-        TIERS[0].name: f"Hand over: {kept} of the target's accuracy is kept.",
-        TIERS[1].name: f"Hand over only where the loss is acceptable: {kept} of the target's accuracy is kept.",
-        TIERS[2].name: f"Do not hand over with this recipe: {kept} of the target's accuracy is kept.",
+    advice = {
+        TIERS[0].name: "Hand over",
+        TIERS[1].name: "Hand over only where the loss is acceptable",
+        TIERS[2].name: "Do not hand over with this recipe",
     }[own.tier]
+    return f"{advice}: {_grounds(own)}."
+
+
+def _grounds(own: Verdict) -> str:
+    """What a tier that was decided follows from: without a retention, it is the cosine alone."""
+    if isinstance(own.retention, Sampled):
+        return f"{_percent(own.retention)} of the target's accuracy is kept"
+    return f"the attention-output cosine is {_cosine(own)}, and retention is {_percent(own.retention)}"
 
 
 def _by_source(own: Verdict) -> str:
@@ -119,8 +126,11 @@ def _quality(own: Verdict) -> list[str]:
         f"{BENCHMARKS[name]}: {_percent(kept.retention)} (n = {kept.n:,})." for name, kept in own.by_benchmark.items()
     ]
     lines.append(f"Next-token KL to the target's own: {_number(own.kl, 3)} nats a token.")
-    cosine = _not_measured("diagnostics", own) if own.cosine is None else _number(own.cosine, 3)
-    return [*lines, f"Attention-output cosine: {cosine}."]
+    return [*lines, f"Attention-output cosine: {_cosine(own)}."]
+
+
+def _cosine(own: Verdict) -> str:
+    return _not_measured("diagnostics", own) if own.cosine is None else _number(own.cosine, 3)
 
 
 def _speed(own: Verdict) -> list[str]:
