@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.errors import KvferryError
 from kvferry.schema import Key, choices, problem
+from kvferry.size import layers_read
 from kvferry.sweeps import OF_HEADLINE, headlines, identity, made_by
 from kvferry.work import moments_of, variants_of
 
@@ -397,9 +398,4 @@ def _closed_forms(project: Project, pair: str, source: Geometry) -> list[tuple[i
     """(k, sequences) of each recipe of a pair that is solved, the largest first."""
     recipes = [project.recipe(pair, name) for name in variants_of(project, pair)]
     solved = [recipe for recipe in recipes if recipe["method"] != "mlp"]
-    return sorted(((_layers_read(recipe, source), recipe["sequences"]) for recipe in solved), reverse=True)
-
-
-def _layers_read(recipe: Recipe, source: Geometry) -> int:
-    """k as a number."""
-    return source.layers if recipe["k"] == "all" else int(recipe["k"])
+    return sorted(((int(layers_read(recipe, source)), recipe["sequences"]) for recipe in solved), reverse=True)

@@ -17,7 +17,8 @@ from kvferry.config import Geometry, Project
 from kvferry.devices import DEVICE, SOURCE, devices_in, place_of
 from kvferry.errors import KvferryError
 from kvferry.fit.budget import DOUBLE, MB, SHARD_SEQUENCES, SINGLE, Sums, choice_of, fits_full, rows_in
-from kvferry.sums import apart_sums, layers_read, pair_sums, whole_sums
+from kvferry.size import parameters_of
+from kvferry.sums import apart_sums, pair_sums, whole_sums
 from kvferry.work import calibration_on, fit_jobs, weighs_attention
 
 Models = Mapping[str, str]
@@ -143,14 +144,7 @@ def identity_mb(project: Project, model: str) -> int:
 
 def mapper_bytes(recipe: Recipe, source: Geometry, target: Geometry) -> int:
     """Bytes of a mapper's weights as it is stored, biases aside."""
-    heads = 1 if recipe["support"] == "same_head" else source.kv_heads
-    features = int(layers_read(recipe, source)) * heads * source.head_dim
-    if recipe["method"] == "mlp":
-        width = recipe["mlp"]["width"]
-        a_head = features * width + width * width + width * target.head_dim
-    else:
-        a_head = features * target.head_dim
-    return 2 * target.layers * target.kv_heads * a_head * SIZE_OF[recipe["dtype"]]
+    return parameters_of(recipe, source, target) * SIZE_OF[recipe["dtype"]]
 
 
 def _mb(*parts: float) -> int:

@@ -17,13 +17,13 @@ from kvferry.config import Project
 from kvferry.errors import KvferryError
 from kvferry.fit.budget import rows_in
 from kvferry.plan_passes import Passes
+from kvferry.size import parameters_of
 from kvferry.work import calibration_on, variants_of
 
 if TYPE_CHECKING:
     from kvferry.planner import Plan
 
 GIB, PETA, HOUR = 2**30, 1e15, 3600
-KINDS = 2
 FLOAT32, BFLOAT16 = 4, 2
 
 
@@ -123,16 +123,14 @@ def _fit_bytes(plans: Sequence[Plan]) -> float:
 
 
 def _mlp_weights(project: Project) -> dict[tuple[str, str], int]:
-    """Weights of each trained mapper, where geometries are known: two hidden layers for every target head and kind."""
+    """Weights of each trained mapper, where geometries are known."""
     found = {}
     for pair in project.config["pairs"]:
         source, target = (project.geometry(project.pair(pair)[role]) for role in ("source", "target"))
         for name in variants_of(project, pair):
             recipe = project.recipe(pair, name)
             if recipe["method"] == "mlp" and source and target:
-                k, width = source.layers if recipe["k"] == "all" else int(recipe["k"]), recipe["mlp"]["width"]
-                a_head = width * (k * source.kv_heads * source.head_dim + width + target.head_dim)
-                found[pair, name] = KINDS * target.layers * target.kv_heads * a_head
+                found[pair, name] = parameters_of(recipe, source, target)
     return found
 
 

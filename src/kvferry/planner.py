@@ -23,7 +23,8 @@ from kvferry.fit.budget import MB, Choice, Sums, choice_of, fits_full, rows_in
 from kvferry.memory import SIZE_OF
 from kvferry.plan_run import ASSUMED, Rates, plan_run, written_run
 from kvferry.report.paper import Paper
-from kvferry.sums import apart_sums, layers_read, left_out, whole_sums
+from kvferry.size import features_of, layers_read, parameters_of
+from kvferry.sums import apart_sums, left_out, whole_sums
 from kvferry.work import calibration_on, variants_of
 
 GIB, TERA, GIGA = 2**30, 1e12, 1e9
@@ -170,10 +171,8 @@ def _outcome(project: Project, pair: str, variant: str) -> Outcome:
 def plan(wish: Wish) -> Plan:
     """Work out what one recipe needs."""
     source, target, recipe = wish.source, wish.target, wish.recipe
-    k = int(layers_read(recipe, source))
-    local = recipe["support"] == "same_head"
-    features = k * source.head_dim * (1 if local else source.kv_heads)
-    parameters = KINDS * target.layers * target.kv_heads * features * target.head_dim
+    k, local = int(layers_read(recipe, source)), recipe["support"] == "same_head"
+    features, parameters = features_of(recipe, source), parameters_of(recipe, source, target)
     dropped = rows_in(recipe["sequences"], wish.calibration, left_out(recipe))
     rows = rows_in(recipe["sequences"], wish.calibration) - dropped
     dumped = rows_in(wish.calibration["sequences"] + wish.calibration["held_out"], wish.calibration)

@@ -5,11 +5,11 @@ Knows the checked config and the geometries that the registry says. Sums nothing
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from kvferry.config import Geometry, Project
 from kvferry.fit.budget import Sums
+from kvferry.size import layers_read
 from kvferry.sweeps import same
 from kvferry.work import fit_jobs, main_rows, moments_of, rows_of
 
@@ -33,13 +33,6 @@ def apart_sums(project: Project, pair: str, recipe: Recipe, source: Geometry, ta
     job = (project.recipe(pair, name) for name in fit_jobs(project, pair)[rows_of(recipe)])
     k = max(int(layers_read(own, source)) for own in job if _way(own) == _way(recipe))
     return Sums.over(source, target, k, recipe["sequences"], project.config["calibration"])
-
-
-def layers_read(recipe: Recipe, source: Geometry | None) -> float:
-    """k as a number; "all" is more than any number where the source's layers are not known."""
-    if recipe["k"] != "all":
-        return int(recipe["k"])
-    return source.layers if source else math.inf
 
 
 def left_out(recipe: Recipe) -> int:

@@ -22,12 +22,14 @@ from kvferry.fit.selection import top_layers
 from kvferry.fit.systems import CutSystems, SummedSystems, Systems
 from kvferry.fit.weights import RowRule
 from kvferry.kv.mapper import COUPLED, VARIANT, save_mapper
+from kvferry.size import layers_read, parameters_of
 
 Recipe = dict[str, Any]
 Way = tuple[RowRule, bool]
 MLP = "mlp"
 # Of the memory, for mappers that are fitted together; the moments and their solution take most of it.
 MAPPERS_SHARE = 0.2
+FLOAT32 = 4
 
 
 @dataclass(frozen=True)
@@ -91,20 +93,13 @@ def _portions(rows: Calibration, recipes: dict[str, Recipe]) -> list[dict[str, R
     room = MAPPERS_SHARE * rows.memory_mb * MB
     left = room
     for name, recipe in recipes.items():
-        size = _mapper_bytes(recipe, rows.geometry("source"), rows.geometry("target"))
+        size = FLOAT32 * parameters_of(recipe, rows.geometry("source"), rows.geometry("target"))
         if portions[-1] and size > left:
             portions.append({})
             left = room
         portions[-1][name] = recipe
         left -= size
     return portions
-
-
-def _mapper_bytes(recipe: Recipe, source: Geometry, target: Geometry) -> int:
-    """Bytes of the weights in float32."""
-    k = source.layers if recipe["k"] == "all" else recipe["k"]
-    heads = 1 if recipe["support"] == SAME_HEAD else source.kv_heads
-    return 4 * 2 * target.layers * target.kv_heads * target.head_dim * k * heads * source.head_dim
 
 
 def _write(
@@ -142,7 +137,7 @@ def _systems(rows: Calibration, recipes: dict[str, Recipe], rule: RowRule, coupl
     if rows.moments is not None and (K_COUPLED if coupled else "k") in rows.moments.full:
         return CutSystems(rows.moments, rule, coupled)
     source, target = rows.geometry("source"), rows.geometry("target")
-    most = max(source.layers if recipe["k"] == "all" else recipe["k"] for recipe in recipes.values())
+    most = max(int(layers_read(recipe, source)) for recipe in recipes.values())
     sequences = next(iter(recipes.values()))["sequences"]
     sums = Sums.over(source, target, most, sequences, check_match(rows.source, rows.target)["source"]["calibration"])
     way = choice_of(sums, rows.memory_mb * MB, per_layer_only=True)
