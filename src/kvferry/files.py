@@ -126,7 +126,7 @@ def _alive(pid: int) -> bool:
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path`, whole or not at all."""
     with written_whole(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:

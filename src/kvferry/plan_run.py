@@ -112,8 +112,8 @@ def _dumps_bytes(project: Project, plans: Mapping[str, Sequence[Plan]]) -> float
 
 def _fit_flops(plans: Sequence[Plan]) -> float:
     """Of a pair: its moments once, or each way in which they are summed, and the solutions of all variants."""
-    moments = {plan.moments_flops for plan in plans if plan.moments_flops is not None}
-    return sum(moments) + sum(plan.solve_flops for plan in plans)
+    moments = {plan.sums: plan.moments_flops for plan in plans if plan.moments_flops is not None}
+    return sum(moments.values()) + sum(plan.solve_flops for plan in plans)
 
 
 def _fit_bytes(plans: Sequence[Plan]) -> float:

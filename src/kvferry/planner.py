@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +23,11 @@ from kvferry.fit.budget import MB, Choice, Sums, choice_of, fits_full, rows_in
 from kvferry.memory import SIZE_OF
 from kvferry.plan_run import ASSUMED, Rates, plan_run, written_run
 from kvferry.report.paper import Paper
-from kvferry.size import features_of, layers_read, parameters_of
-from kvferry.sums import apart_sums, left_out, whole_sums
-from kvferry.work import calibration_on, variants_of
+from kvferry.size import KEYS_AND_VALUES, features_of, layers_read, parameters_of
+from kvferry.sums import apart_sums, left_out, way_of, whole_sums
+from kvferry.work import calibration_on, rows_of, variants_of
 
 GIB, TERA, GIGA = 2**30, 1e12, 1e9
-KINDS = 2
 PAPER_CALIBRATION = {"corpus": "fineweb-edu", "sequences": 500, "held_out": 0, "length": 1024, "stride": 4}
 PAPER_RUN = {
     "calibration": PAPER_CALIBRATION,
@@ -75,10 +74,10 @@ class Wish:
 class Plan:
     """What one recipe needs on one pair.
 
-    features: of one target head (p). *_dump_bytes: keys and values of the kept rows, held-out ones too. moments: how they are
-    summed for all heads, or None where the budget is too small, and `note` says so. *_flops: floating-point operations;
-    apply_flops a token. storage_bytes: of the weights in the recipe's dtype, biases aside like `parameters`. paper_*: of the
-    same pair and k in the paper.
+    features: of one target head (p). *_dump_bytes: keys and values of the kept rows, held-out ones too. sums: equal for recipes
+    of a pair whose rows are summed once for all of them. moments: how they are summed for all heads, or None where the budget is
+    too small, and `note` says so. *_flops: floating-point operations; apply_flops a token. storage_bytes: of the weights in the
+    recipe's dtype, biases aside like `parameters`. paper_*: of the same pair and k in the paper.
     """
 
     pair: str
@@ -89,6 +88,7 @@ class Plan:
     features: int
     source_dump_bytes: int
     target_dump_bytes: int
+    sums: Hashable
     moments: Choice | None
     moments_flops: int | None
     solve_flops: int
@@ -176,7 +176,7 @@ def plan(wish: Wish) -> Plan:
     dropped = rows_in(recipe["sequences"], wish.calibration, left_out(recipe))
     rows = rows_in(recipe["sequences"], wish.calibration) - dropped
     dumped = rows_in(wish.calibration["sequences"] + wish.calibration["held_out"], wish.calibration)
-    moments, flops, note = _moments(wish)
+    sums, moments, flops, note = _moments(wish)
     return Plan(
         pair=wish.pair,
         variant=wish.variant,
@@ -186,6 +186,7 @@ def plan(wish: Wish) -> Plan:
         features=features,
         source_dump_bytes=dumped * source.token_bytes(SIZE_OF[wish.dtype]),
         target_dump_bytes=dumped * target.token_bytes(SIZE_OF[wish.dtype]),
+        sums=sums,
         moments=moments,
         moments_flops=flops,
         solve_flops=_solve_flops(target, features, target.kv_heads if local else 1),
@@ -197,14 +198,15 @@ def plan(wish: Wish) -> Plan:
     )
 
 
-def _moments(wish: Wish) -> tuple[Choice | None, int | None, str | None]:
-    """How the moments are summed, their operations, and what is to be said where the budget is too small."""
+def _moments(wish: Wish) -> tuple[Hashable, Choice | None, int | None, str | None]:
+    """Who shares the moments, how they are summed, their operations, and what is to be said where the budget is too small."""
     sums = wish.whole if wish.whole and fits_full(wish.whole, wish.budget_bytes) else wish.apart
+    shared = None if sums is wish.whole else (rows_of(wish.recipe), way_of(wish.recipe))
     try:
         choice = choice_of(sums, wish.budget_bytes, per_layer_only=sums is wish.apart)
     except KvferryError as error:
-        return None, None, str(error)
-    return choice, sums.flops(choice.way), None
+        return shared, None, None, str(error)
+    return shared, choice, sums.flops(choice.way), None
 
 
 def _solve_flops(target: Geometry, features: int, systems: int) -> int:
@@ -213,7 +215,7 @@ def _solve_flops(target: Geometry, features: int, systems: int) -> int:
     systems: of a target layer and kind, which share the layer's outputs.
     """
     outputs = target.kv_heads * target.head_dim // systems
-    return KINDS * target.layers * systems * (features**3 // 3 + 2 * features**2 * outputs)
+    return KEYS_AND_VALUES * target.layers * systems * (features**3 // 3 + 2 * features**2 * outputs)
 
 
 def _paper_size(pair: str | None, k: int) -> dict[str, float | None]:

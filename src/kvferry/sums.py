@@ -31,7 +31,7 @@ def whole_sums(project: Project, pair: str, recipe: Recipe, source: Geometry, ta
 def apart_sums(project: Project, pair: str, recipe: Recipe, source: Geometry, target: Geometry) -> Sums:
     """What is summed for the recipe and those that share its systems, for the one that reads most source layers."""
     job = (project.recipe(pair, name) for name in fit_jobs(project, pair)[rows_of(recipe)])
-    k = max(int(layers_read(own, source)) for own in job if _way(own) == _way(recipe))
+    k = max(int(layers_read(own, source)) for own in job if way_of(own) == way_of(recipe))
     return Sums.over(source, target, k, recipe["sequences"], project.config["calibration"])
 
 
@@ -40,7 +40,7 @@ def left_out(recipe: Recipe) -> int:
     return recipe["native_head"] if recipe["head_rows"] == "left_out" else 0
 
 
-def _way(recipe: Recipe) -> tuple[Any, ...]:
+def way_of(recipe: Recipe) -> tuple[Any, ...]:
     """What is equal for recipes of one job that share systems: how rows weigh, and whether keys keep their rotation."""
     weights = [same(recipe).get(key) for key in ("row_weights", "sink_positions", "sink_weight")]
     return (*weights, left_out(recipe), recipe["rope"] == "coupled")

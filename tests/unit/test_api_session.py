@@ -199,6 +199,44 @@ def test_a_conversation_that_is_interrupted_goes_on(pairs):
     assert session.generate(WRITTEN).tokens == native(pairs[EXACT].forth.target.model, before, WRITTEN)
 
 
+@pytest.mark.parametrize("layer", [0, 2, None], ids=["first layer", "last layer", "head"])
+def test_a_conversation_that_is_interrupted_within_a_pass_goes_on(pairs, layer):
+    session = pairs[EXACT].session()
+    model = pairs[EXACT].forth.source.model
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    session.add(drawn(12))
+    session.generate(WRITTEN)
+    before = session.tokens
+    place = model.lm_head if layer is None else model.model.layers[layer]
+    hook = place.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        session.generate(WRITTEN)
+    hook.remove()
+    assert session.tokens == before
+    assert session.generate(WRITTEN).tokens == native(model, before, WRITTEN)
+
+
+def test_a_switch_that_is_interrupted_can_be_tried_again(pairs, monkeypatch):
+    pair = pairs[EXACT]
+    session = pair.session()
+    session.add(drawn(12))
+    append = type(pair.forth).append
+
+    def interrupted(self, cache, *arguments):
+        append(self, cache, *arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(pair.forth), "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.switch()
+    assert session.switch().mapped_tokens == 11
+    assert session.generate(WRITTEN).tokens == native(pair.forth.target.model, session.tokens[:12], WRITTEN)
+
+
 def test_only_a_first_text_gets_the_begin_token(pairs, monkeypatch):
     session = pairs[FITTED].session()
     asked = []

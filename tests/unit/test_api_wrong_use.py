@@ -73,6 +73,8 @@ def test_where_there_is_no_model(where, sentence, tmp_path, monkeypatch):
 
 COMPUTE = [
     ({"dtype": "float12"}, "dtype: 'float12' is not known; use one of float32, bfloat16, float16"),
+    ({"device": "meta"}, "device: 'meta' is not supported; use one of cpu, cuda"),
+    ({"device": "mps"}, "device: 'mps' is not supported; use one of cpu, cuda"),
     ({"device": "cdua"}, "device: 'cdua' is no device of torch; use cpu or cuda"),
 ]
 
@@ -203,6 +205,29 @@ def test_counts_less_than_one(value, handoff):
         (lambda: handoff.inputs("the", hold_back=value), "hold_back"),
     ):
         assert refused(call) == f"{name}: {value} is too little; it must be 1 or more"
+
+
+def test_a_count_that_is_no_whole_number(handoff):
+    sentence = "max_new_tokens: 2.5 is no whole number; give one of 1 or more"
+    assert refused(lambda: handoff.generate("the", 2.5)) == sentence
+
+
+@pytest.mark.parametrize("prompt", ["", [], torch.empty(0, dtype=torch.long)])
+def test_a_prompt_without_tokens(prompt, handoff):
+    for call in (handoff.generate, handoff.alone):
+        assert refused(lambda call=call: call(prompt, 4)).startswith("the prompt is empty")
+
+
+def test_a_model_of_ones_own_with_a_cut_file_is_not_to_be_deleted(results, tmp_path):
+    own = shutil.copytree(results / "models" / SMALL, tmp_path / "own", ignore=shutil.ignore_patterns("card.json"))
+    (weights,) = own.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert refused(lambda: load_model(own)).endswith("give a whole copy of it")
+
+
+def test_the_folder_of_a_prepared_model_from_within(results, monkeypatch):
+    monkeypatch.chdir(results / "models" / SMALL)
+    assert load_model(".").card["model"] == SMALL
 
 
 def test_a_batch_that_transformers_could_not_go_on_from(handoff):

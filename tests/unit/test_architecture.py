@@ -145,7 +145,7 @@ def test_a_model_that_transformers_does_not_know_is_refused_in_one_sentence(tmp_
     with pytest.raises(KvferryError) as caught:
         make_card("mine", {"kind": "local", "path": str(tmp_path)}, tmp_path)
     message = str(caught.value)
-    assert "config.json is not the config of a model that transformers knows" in message
+    assert "config.json: its config is not one of a model that transformers knows" in message
     assert "transformer_of_tomorrow" in message
     assert "\n" not in message
 

@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import constants
 from small_commands import refusal, run
 from small_models import checkout, edited
-from transformers import AutoTokenizer, BertConfig, T5Config
+from transformers import AutoTokenizer, BertConfig, Gemma4TextConfig, T5Config
 
 from kvferry.kv.mapper import Affine, Mapper
 
@@ -201,9 +201,15 @@ def without_end(folder, tmp_path):
     return copy
 
 
+def other_layers(_folder, tmp_path):
+    Gemma4TextConfig(num_hidden_layers=6).save_pretrained(tmp_path / "bad")
+    return tmp_path / "bad"
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (other_layers, ["layers"]),
         (windowed, ["sliding_attention", "128"]),
         (other_rotation, ["rotary", "dynamic"]),
         (another_architecture(T5Config(d_model=32, num_layers=2, num_heads=2)), ["encoder-decoder"]),
@@ -212,7 +218,7 @@ def without_end(folder, tmp_path):
         (with_a_broken_tokenizer, ["its tokenizer is none", "Ġthe"]),
         (without_end, ["no end token"]),
     ],
-    ids=["window", "rotation", "t5", "bert", "no-tokenizer", "broken-tokenizer", "end"],
+    ids=["shapes", "window", "rotation", "t5", "bert", "no-tokenizer", "broken-tokenizer", "end"],
 )
 def test_a_model_that_cannot_transfer_is_refused_with_the_reason(models, elsewhere, make, words, capsys):
     bad = make(models["big"], elsewhere)
@@ -245,6 +251,8 @@ def config_of(text):
         (config_of("[]"), ["bad", "config"]),
         (config_of('{"model_type": "unheard"}'), ["bad", "unheard"]),
         (config_of('{"hidden_size": 8}'), ["bad", "model_type"]),
+        (config_of('{"model_type": "llama", "num_attention_heads": "x"}'), ["bad", "num_attention_heads"]),
+        (config_of('{"model_type": "llama", "num_attention_heads": 0}'), ["bad", "its config"]),
     ],
 )
 def test_what_is_no_model_is_trouble_with_status_2(models, elsewhere, prepare, words, capsys):

@@ -71,6 +71,15 @@ def test_a_full_run_answers_every_item():
     assert Passes(all_items, WEIGHTS, {}).evaluation() == Passes(few, WEIGHTS, {}).evaluation()
 
 
+def test_sums_of_other_text_are_counted_though_they_are_as_large():
+    corpora = {name: {**RIDGE, "k": 2, "corpus": name} for name in ("wikipedia", "python-code")}
+    stages, plans = stages_of(project_of(variants={"first": CONFIG["variants"]["first"], **corpora}))
+    first, *others = plans[PAIR]
+    assert others[0].moments_flops == others[1].moments_flops
+    summed = first.moments_flops + sum(plan.moments_flops for plan in others)
+    assert stages["fit"].fit == summed + sum(plan.solve_flops for plan in plans[PAIR])
+
+
 def test_a_fit_counts_moments_once_solutions_and_training():
     stages, plans = stages_of(project_of())
     first, more = plans[PAIR]

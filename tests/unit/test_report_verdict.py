@@ -174,11 +174,11 @@ def test_a_page_says_what_to_add_for_what_was_not_measured(tmp_path):
         ),
         (
             TIMES | {2048: (40, 200, 160)},
-            "It pays from 512 tokens on if the source's cache is already there; never if the source must prefill first",
+            "on if the source's cache is already there; not at the longest length if the source must prefill first",
         ),
         (
             TIMES | {2048: (200, 60, 160)},
-            "It saves no time: even with the source's cache already there, mapping never pays (measured up to 2,048 tokens).",
+            "It saves no time at the longest length, even with the source's cache already there (measured up to 2,048 tokens).",
         ),
     ],
 )

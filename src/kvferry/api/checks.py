@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -18,9 +19,9 @@ def tokens_of(prompt: Prompt, loaded: Loaded, special: bool) -> list[int]:
     Raises:
         KvferryError: it is a batch, holds no tokens, or tokens that the model does not have.
     """
-    if isinstance(prompt, str):
-        return list(loaded.tokenizer(prompt, add_special_tokens=special)["input_ids"])
-    rows = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
+    rows = _listed(prompt, loaded, special)
+    if not rows:
+        raise KvferryError("the prompt is empty; give a text of at least one token")
     if len(rows) == 1 and isinstance(rows[0], list):
         rows = rows[0]
     strange = next((token for token in rows if not isinstance(token, int)), None)
@@ -35,12 +36,22 @@ def tokens_of(prompt: Prompt, loaded: Loaded, special: bool) -> list[int]:
     return rows
 
 
+def _listed(prompt: Prompt, loaded: Loaded, special: bool) -> list[Any]:
+    if isinstance(prompt, str):
+        return list(loaded.tokenizer(prompt, add_special_tokens=special)["input_ids"])
+    if isinstance(prompt, Tensor):
+        return prompt.reshape(-1).tolist() if prompt.ndim == 0 else prompt.tolist()
+    return list(prompt)
+
+
 def check_count(name: str, value: int) -> None:
-    """Refuse a number of tokens that is less than 1.
+    """Refuse a number of tokens that is less than 1, or no whole number.
 
     Raises:
         KvferryError: it is.
     """
+    if not isinstance(value, int):
+        raise KvferryError(f"{name}: {value!r} is no whole number; give one of 1 or more")
     if value < 1:
         raise KvferryError(f"{name}: {value} is too little; it must be 1 or more")
 

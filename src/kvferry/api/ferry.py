@@ -142,7 +142,7 @@ class Ferry:
 
     def _source_layers(self, cache: DynamicCache) -> list[LayerKV]:
         """The layers of a cache, if it can be the source's."""
-        layers, card = filled_layers(cache), self.source.card
+        layers, card = filled_layers(cache, "source"), self.source.card
         wanted = Geometry(card["layers"], card["kv_heads"], card["head_dim"])
         found = Geometry(len(layers), layers[0][0].shape[1], layers[0][0].shape[3])
         if found != wanted:
@@ -159,7 +159,7 @@ class Ferry:
 
     def _length(self, into: DynamicCache, batch: int, slots: int) -> int:
         """The slots of `into`, if it can be a target cache of the first slots."""
-        layers, card = filled_layers(into), self.target.card
+        layers, card = filled_layers(into, "target"), self.target.card
         wanted = [batch, card["kv_heads"], card["head_dim"]]
         rows, heads, done, dim = layers[0][0].shape
         if len(layers) != card["layers"] or [rows, heads, dim] != wanted or done > slots:

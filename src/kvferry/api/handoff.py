@@ -162,7 +162,8 @@ class Handoff:
             raise KvferryError(f"attention_mask is {list(mask.shape)} and input_ids {list(ids.shape)}; give them alike")
         if not mask[:, -1].all():
             raise KvferryError("a row ends in padding; pad the batch on the left, as transformers' generate wants it")
-        check_positions(self.source, ids.shape[1])
+        for model in (self.source, self.target):
+            check_positions(model, ids.shape[1])
         end = ids.shape[1] - hold_back
         if end < 1:
             return generation_inputs(ids, mask)

@@ -12,12 +12,13 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from kvferry.errors import KvferryError
+from kvferry.prepare.hub import NEWEST, fetch_snapshot
 from kvferry.prepare.models import (
     CARD,
+    CONFIG,
     Loaded,
     check_unchanged,
     config_id,
-    fetch_snapshot,
     location_of,
     make_card,
     quiet,
@@ -25,8 +26,8 @@ from kvferry.prepare.models import (
 )
 from kvferry.prepare.models import load_model as load_prepared
 
-DTYPES = ("float32", "bfloat16", "float16")
-CONFIG, SNAPSHOTS, REPOSITORY = "config.json", "snapshots", "models--"
+DTYPES, DEVICES = ("float32", "bfloat16", "float16"), ("cpu", "cuda")
+SNAPSHOTS, REPOSITORY = "snapshots", "models--"
 
 
 def load_model(where: str | Path, device: str = "cpu", dtype: str = "float32") -> Loaded:
@@ -59,6 +60,8 @@ def _check_compute(device: str, dtype: str) -> None:
         kind = torch.device(device).type
     except RuntimeError as error:
         raise KvferryError(f"device: {device!r} is no device of torch; use cpu or cuda") from error
+    if kind not in DEVICES:
+        raise KvferryError(f"device: {device!r} is not supported; use one of {', '.join(DEVICES)}")
     if kind == "cuda" and not torch.cuda.is_available():
         raise KvferryError(f"device: {device} is asked for, but torch sees no CUDA device here; use cpu")
 
@@ -74,7 +77,7 @@ def _directory(where: str, revision: str | None = None) -> Path:
         raise KvferryError(
             f"{where}: {problem}; give the directory of a model, prepared by a run or in the hub's layout, or OWNER/NAME"
         )
-    return fetch_snapshot(name, revision or asked or "unpinned")[0]
+    return fetch_snapshot(name, revision or asked or NEWEST)[0]
 
 
 def card_at(directory: Path) -> dict[str, Any]:

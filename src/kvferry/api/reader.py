@@ -5,7 +5,8 @@ One slot of the cache a token, one text. Does not know mappers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from kvferry.evaluate.clock import milliseconds
-from kvferry.kv.cache import NO_LOGITS, LayerKV, cache_layers, cache_length
+from kvferry.kv.cache import NO_LOGITS, LayerKV, cache_layers, cut_layers
 from kvferry.kv.handoff import Native, Prefix, closed, empty_prefix, read, select
 from kvferry.kv.prefill import Span
 from kvferry.prepare.models import Loaded
@@ -50,7 +51,7 @@ class Reader:
     @property
     def length(self) -> int:
         """Tokens in the cache."""
-        return cache_length(self.prefix.cache)
+        return self.prefix.mask.shape[1]
 
     def layers(self, start: int, end: int) -> list[LayerKV]:
         """Keys and values `[1, kv_heads, end - start, head_dim]` of every layer."""
@@ -64,8 +65,18 @@ class Reader:
 
     def read(self, tokens: Sequence[int], logits_to_keep: int | Tensor = NO_LOGITS) -> Tensor:
         """Read tokens; logits `[1, kept, vocabulary]`."""
-        logits, self.prefix = read(self.loaded.model, self.prefix, self.span(tokens), logits_to_keep)
+        with self.whole():
+            logits, self.prefix = read(self.loaded.model, self.prefix, self.span(tokens), logits_to_keep)
         return logits
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """What is interrupted in here leaves the cache as it was."""
+        try:
+            yield
+        except BaseException:
+            cut_layers(self.prefix.cache, self.length)
+            raise
 
     def span(self, tokens: Sequence[int]) -> Span:
         """The tokens as a batch of one row."""
@@ -92,7 +103,7 @@ class Reader:
             if note:
                 note(written[-1])
             text.show(written)
-            if written[-1] in ends or len(written) == limit or (stop and stop in text.whole):
+            if written[-1] in ends or len(written) >= limit or (stop and stop in text.whole):
                 text.end()
                 return Generation(tuple(written), text.whole, len(tokens), read_ms, tuple(token_ms))
             logits, step = self.timed(lambda: self.read(written[-1:], 1))

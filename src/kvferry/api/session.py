@@ -91,8 +91,6 @@ class Session:
             KvferryError: it is more than one row, has no tokens or unknown ones, or there are no positions for it.
         """
         new = tokens_of(prompt, self._readers[0].loaded, not self._tokens)
-        if not new:
-            raise KvferryError("the prompt is empty; give a text of at least one token")
         check_positions(self._readers[self._active].loaded, len(self._tokens) + len(new))
         self._tokens += new
 
@@ -148,5 +146,6 @@ def _carry(way: Ferry, left: Reader, other: Reader, tokens: Sequence[int]) -> No
     """Bring the next tokens, which the model that is left has read, into the other's cache."""
     own, span = left.layers(other.length, other.length + len(tokens)), other.span(tokens)
     mask = torch.cat((other.prefix.mask, span.mask), dim=1)
-    way.append(other.prefix.cache, own, mask, span.ids)
+    with other.whole():
+        way.append(other.prefix.cache, own, mask, span.ids)
     other.prefix = replace(other.prefix, mask=mask, lengths=other.prefix.lengths + len(tokens))

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
@@ -25,8 +24,8 @@ from transformers import (
 )
 
 from kvferry.config import Geometry, Project
-from kvferry.errors import KvferryError, first_line
-from kvferry.prepare.decoder import geometry_of
+from kvferry.errors import KvferryError
+from kvferry.prepare.decoder import geometry_of, read_config
 from kvferry.prepare.hub import NEWEST, fetch_snapshot
 from kvferry.prepare.tokenizer import IN_GGUF, read_tokenizer
 from kvferry.prepare.wheels import open_member
@@ -180,10 +179,9 @@ def _read(name: str, folder: Path, gguf: str | None = None) -> Read:
         raise KvferryError(f"{name}: {folder} holds no config.json; give a directory in the hub's layout")
     how = {"trust_remote_code": False} | ({IN_GGUF: gguf} if gguf else {})
     try:
-        config = AutoConfig.from_pretrained(folder, **how)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"its config is not one of a model that transformers knows ({first_line(error)})"
-        raise KvferryError(f"{name}: {what}; choose another model") from error
+        config = read_config(folder, **how)
+    except ValueError as error:
+        raise KvferryError(f"{name}: {error}; choose another model") from error
     return config, _tokenizer(folder, how)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvferry.cli.generate import WARM_UP, add_pair_arguments, load_handoff, say
+from kvferry.cli.generate import add_pair_arguments, load_handoff, read_input, say, warm_up
 from kvferry.errors import KvferryError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     forth = load_handoff(args)
     back = Handoff(forth.target, forth.source, args.back) if args.back else None
     if back:
-        back.generate(WARM_UP, 1)
+        warm_up(back)
     session = Session(forth.mapper, back.mapper if back else None, args.hold_back)
     template = True if args.chat_template else False if args.raw else None
     turns = turns_of(forth.target.tokenizer, template)
@@ -74,7 +74,10 @@ def _lines() -> str | None:
     """The next line, or None at the end of the input."""
     if sys.stdin.isatty():
         print(PROMPT, end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
+    try:
+        line = read_input().readline()
+    except ValueError as error:
+        raise KvferryError(f"stdin: unreadable line ({error}); write UTF-8 text") from error
     return line.strip() if line else None
 
 

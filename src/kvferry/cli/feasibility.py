@@ -73,35 +73,48 @@ def _faults_of(model: Candidate) -> list[str]:
 def facts(model: Candidate) -> dict[str, Any]:
     """What a config says of a model, by what it is called in the output; None where it does not say."""
     own = model.decoder
-    heads = getattr(own, "num_attention_heads", None)
+    heads = _said(own, "num_attention_heads")
     return {
         "architecture": own.model_type,
-        "layers": getattr(own, "num_hidden_layers", None),
-        "KV heads": getattr(own, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(own, "head_dim", None) or (heads and getattr(own, "hidden_size", 0) // heads) or None,
+        "layers": _said(own, "num_hidden_layers"),
+        "KV heads": _said(own, "num_key_value_heads") or heads,
+        "head_dim": _said(own, "head_dim") or _share(_said(own, "hidden_size"), heads),
         "query heads": heads,
         "rotary type": _rotary(own),
         "rotary base": _base(own),
         "sliding window": _window(own),
-        "positions": getattr(own, "max_position_embeddings", None),
-        "vocabulary": getattr(own, "vocab_size", None),
+        "positions": _said(own, "max_position_embeddings"),
+        "vocabulary": _said(own, "vocab_size"),
         "tokens": None if isinstance(model.tokenizer, str) else len(model.tokenizer),
     }
 
 
+def _said(config: PreTrainedConfig, name: str) -> Any:
+    """What a config says; None where it does not, or says something else of every layer."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        return None
+
+
+def _share(size: Any, heads: Any) -> int | None:
+    """Of each head; None where a config has lists in place of numbers."""
+    return size // heads if isinstance(size, int) and isinstance(heads, int) and heads else None
+
+
 def _rotary(config: PreTrainedConfig) -> str | None:
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope = _said(config, "rope_parameters") or {}
     share = rope.get("partial_rotary_factor") or 1
     return rope.get("rope_type") and rope["rope_type"] + ("" if share == 1 else f", {share:.0%} of a head")
 
 
 def _base(config: PreTrainedConfig) -> float | None:
-    return (getattr(config, "rope_parameters", None) or {}).get("rope_theta")
+    return (_said(config, "rope_parameters") or {}).get("rope_theta")
 
 
 def _window(config: PreTrainedConfig) -> str | None:
     """The window and how many layers have one; a size that no layer uses is none."""
-    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    window, kinds = _said(config, "sliding_window"), _said(config, "layer_types")
     if not window:
         return None
     windowed = sum("sliding" in kind for kind in kinds) if kinds else config.num_hidden_layers

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from io import TextIOWrapper
 from itertools import takewhile
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from kvferry.errors import KvferryError
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from kvferry.api.reader import Generation
 
 STDIN = "-"
-# read once by either model before anything is timed
-WARM_UP = [0, 0, 0]
+# tokens behind the native head that are read once by either model before anything is timed
+WARM_UP = 3
 HELP = """\
 let one model read a prompt and another go on from its mapped cache
 
@@ -91,7 +92,7 @@ def read_prompt(file: str) -> str:
         KvferryError: it cannot be read, or is empty.
     """
     try:
-        text = sys.stdin.read() if file == STDIN else Path(file).read_text(encoding="utf-8")
+        text = read_input().read() if file == STDIN else Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise KvferryError(f"{file}: unreadable prompt ({error}); give a file of UTF-8 text") from error
     if not text.strip():
@@ -99,8 +100,15 @@ def read_prompt(file: str) -> str:
     return text
 
 
+def read_input() -> TextIO:
+    """Stdin as UTF-8 text, in which other bytes are a ValueError."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+    return sys.stdin
+
+
 def load_handoff(args: argparse.Namespace) -> Handoff:
-    """The models and the mapper that the arguments name, run once on a few tokens: the first run of a process is slow.
+    """The models and the mapper that the arguments name, run once.
 
     Raises:
         KvferryError: the mapper or a model cannot be used, or a number of tokens is less than 1.
@@ -111,8 +119,13 @@ def load_handoff(args: argparse.Namespace) -> Handoff:
     for option in ("hold_back", "max_new_tokens"):
         check_count(option, getattr(args, option))
     handoff = Handoff.load(args.mapper, args.source, args.target, args.device, args.dtype)
-    handoff.generate(WARM_UP, 1)
+    warm_up(handoff)
     return handoff
+
+
+def warm_up(handoff: Handoff) -> None:
+    """Run once on so many tokens that the mapper has some to map: the first run of a process is slow."""
+    handoff.generate([0] * (handoff.mapper.native_head + WARM_UP), 1)
 
 
 def say(piece: str) -> None:

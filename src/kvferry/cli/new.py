@@ -5,12 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvferry.errors import KvferryError
-
-if TYPE_CHECKING:
-    pass
 
 HELP = """\
 write a config for a pair of your own, which runs as it is

@@ -49,12 +49,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _verified(directory: Path) -> tuple[Mapper, Manifest]:
     """The mapper and its manifest."""
+    from kvferry.api.ferry import mapper_at
     from kvferry.kv.mapper import MANIFEST, load_mapper, read_manifest
 
-    if not (directory / MANIFEST).is_file():
-        what = f"no mapper, since it holds no {MANIFEST}"
-        raise KvferryError(f"{directory}: {what}; give a directory like results/pairs/PAIR/mappers/VARIANT")
-    manifest = read_manifest(directory)
+    manifest = read_manifest(mapper_at(directory))
     absent = [key for key in STATED if key not in manifest]
     if absent:
         raise KvferryError(f"{directory / MANIFEST}: says nothing of {', '.join(absent)}; fit the mapper again")

@@ -81,22 +81,22 @@ def plain_cache(model: PreTrainedModel) -> DynamicCache:
     return cache
 
 
-def filled_layers(cache: object) -> list[LayerKV]:
-    """Keys and values of a cache that somebody else filled.
+def filled_layers(cache: object, role: str) -> list[LayerKV]:
+    """Keys and values of a cache that somebody else filled; `role` is whose messages call it.
 
     Raises:
         KvferryError: it is no `DynamicCache`, is empty, or has layers that do not hold every token.
     """
     if not isinstance(cache, DynamicCache):
         raise KvferryError(
-            f"the source cache is a {type(cache).__name__}; give the DynamicCache that the source's forward or generate filled"
+            f"the {role} cache is a {type(cache).__name__}; give the DynamicCache that the {role}'s forward or generate filled"
         )
     if not cache_length(cache):
-        raise KvferryError("the source cache is empty; let the source read the text first")
+        raise KvferryError(f"the {role} cache is empty; let the {role} read the text first")
     lengths = {layer.keys.shape[2] if layer.is_initialized else 0 for layer in cache.layers}
     if len(lengths) > 1:
         raise KvferryError(
-            f"the source cache has layers of {min(lengths)} to {max(lengths)} tokens; give one without sliding windows"
+            f"the {role} cache has layers of {min(lengths)} to {max(lengths)} tokens; give one without sliding windows"
         )
     return cache_layers(cache)
 
@@ -134,6 +134,13 @@ def append_layers(cache: DynamicCache, layers: list[LayerKV]) -> None:
     """Append `[batch, kv_heads, new, head_dim]` keys and values to every layer."""
     for layer, (keys, values) in zip(cache.layers, layers, strict=True):
         layer.update(keys, values)
+
+
+def cut_layers(cache: DynamicCache, length: int) -> None:
+    """Drop what layers hold after their first `length` tokens: a pass that was interrupted has reached some of them only."""
+    for layer in cache.layers:
+        if layer.is_initialized and layer.keys.shape[2] > length:
+            layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
 
 
 def select_rows(cache: DynamicCache, rows: Tensor, model: PreTrainedModel, room: int = 0) -> DynamicCache:

@@ -7,12 +7,14 @@ Does not know cards, nor which architectures can transfer.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from kvferry.config import Geometry
+from kvferry.errors import first_line
 
 # Where a decoder's weights lie inside a larger model: in the hub's layout, and in the one that transformers itself has now.
 INSIDE = {
@@ -21,6 +23,18 @@ INSIDE = {
     r"^model\.language_model\.": "model.",
 }
 HEAD = "lm_head.weight"
+
+
+def read_config(location: Path, **how: Any) -> PreTrainedConfig:
+    """The config of a directory in the hub's layout; `how` goes to transformers.
+
+    Raises:
+        ValueError: it is of no model that transformers knows, or has values of the wrong kind; says why.
+    """
+    try:
+        return AutoConfig.from_pretrained(location, **how)
+    except Exception as error:  # each kind of config has checks of its own, which raise what they like
+        raise ValueError(f"its config is not one of a model that transformers knows ({first_line(error)})") from error
 
 
 def decoder_config(location: Path) -> PreTrainedConfig:

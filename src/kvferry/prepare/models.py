@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvferry.devices import SOURCE, TARGET, Place, place_of
 from kvferry.errors import KvferryError, first_line
 from kvferry.files import directory_whole, fingerprint, read_sealed, sha256_file, write_sealed
 from kvferry.prepare.architecture import check_architecture
-from kvferry.prepare.decoder import decoder_config, geometry_of, load_decoder
+from kvferry.prepare.decoder import decoder_config, geometry_of, load_decoder, read_config
 from kvferry.prepare.hub import check_same_commit, fetch_snapshot
 from kvferry.prepare.placement import check_there, device_map, settle
 from kvferry.prepare.tokenizer import read_tokenizer, tokenizer_id
@@ -68,7 +68,7 @@ def read_card(directory: Path) -> dict[str, Any]:
         KvferryError: missing, broken, changed, or another model's.
     """
     card = read_sealed(directory / CARD, "model card", READ)
-    if card["model"] != directory.name:
+    if card["model"] != directory.absolute().name:
         raise KvferryError(f"{directory / CARD}: is the card of {card['model']}; delete {directory} and run again")
     return card
 
@@ -94,8 +94,10 @@ def load_model(
         settle(model, place)
         return Loaded(model, tokenizer, card)
     except (OSError, ValueError, SafetensorError) as error:
+        prepared = (directory / CARD).is_file()
+        remedy = f"delete {directory} and run again" if prepared else "give a whole copy of it"
         raise KvferryError(
-            f"{location}: model {card['model']} cannot be loaded ({first_line(error)}); delete {directory} and run again"
+            f"{location}: model {card['model']} cannot be loaded ({first_line(error)}); {remedy}"
         ) from error
 
 
@@ -163,12 +165,9 @@ def check_config(name: str, location: Path) -> None:
     if not (location / CONFIG).is_file():
         raise KvferryError(f"models.yaml: {name}: {location} holds no {CONFIG}; give a directory in the hub's layout")
     try:
-        config = AutoConfig.from_pretrained(location)
-    except (OSError, ValueError, KeyError) as error:
-        raise KvferryError(
-            f"models.yaml: {name}: {location / CONFIG} is not the config of a model that transformers knows "
-            f"({first_line(error)}); choose another model"
-        ) from error
+        config = read_config(location)
+    except ValueError as error:
+        raise KvferryError(f"models.yaml: {name}: {location / CONFIG}: {error}; choose another model") from error
     check_architecture(config, f"models.yaml: {name}")
 
 

@@ -81,7 +81,8 @@ class Claim:
         """The paper's number by pair, as the paper names it; none for a claim in words.
 
         Raises:
-            KvferryError: a csv cannot be read, or lacks a column.
+            KvferryError: a csv cannot be read.
+            KeyError, ValueError: it lacks a column or a pair, or has words there: claims.yaml does not fit it.
         """
         if "table" not in self.paper:
             return {}

@@ -90,7 +90,7 @@ def cold_ms(record: Record) -> dict[int, Spread]:
 
 
 def pays_from(measured: Sequence[Speed], way: Way) -> int | None:
-    """The least measured length from which on the target's prefill takes longer at every one; None if at none."""
+    """The least measured length from which on the target's prefill takes longer at every one; None if not at the longest."""
     found = None
     for own in sorted(measured, key=lambda own: own.length, reverse=True):
         if getattr(own, way) <= 1:

@@ -56,7 +56,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Pace:
-    """Times at the longest measured length, and the least measured lengths from which a hand-off is faster; None: at none."""
+    """Times at the longest measured length, and the least ones from which on a hand-off is faster; None: not at the longest."""
 
     longest: Speed
     warm_from: int | None

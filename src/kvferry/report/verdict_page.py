@@ -108,10 +108,10 @@ def _by_pace(own: Verdict) -> str:
         return f"Whether it saves time: {_not_measured('latency', own)}."
     pace, up_to = own.pace, f"measured up to {own.pace.longest.length:,} tokens"
     if pace.warm_from is None:
-        return f"It saves no time: even with the source's cache already there, mapping never pays ({up_to})."
+        return f"It saves no time at the longest length, even with the source's cache already there ({up_to})."
     warm = f"It pays from {pace.warm_from:,} tokens on if the source's cache is already there; "
     if pace.cold_from is None:
-        return warm + f"never if the source must prefill first ({up_to})."
+        return warm + f"not at the longest length if the source must prefill first ({up_to})."
     return warm + f"from {pace.cold_from:,} tokens on if the source must prefill first ({up_to})."
 
 
