@@ -8,8 +8,10 @@ import pytest
 from huggingface_hub import constants
 from small_commands import refusal, run
 from small_models import checkout, edited
-from transformers import AutoTokenizer, BertConfig, Gemma4TextConfig, T5Config
+from transformers import CONFIG_MAPPING, AutoTokenizer, BertConfig, Gemma4TextConfig, T5Config
 
+from kvferry.cli.candidates import Candidate
+from kvferry.cli.feasibility import facts
 from kvferry.kv.mapper import Affine, Mapper
 
 LAYERS = {"small": 6, "big": 8, "odd": 4}
@@ -229,6 +231,12 @@ def test_a_model_that_cannot_transfer_is_refused_with_the_reason(models, elsewhe
         for word in words:
             assert word in reason
         assert found(capsys, *pair, status=1)["reasons"]
+
+
+@pytest.mark.parametrize("kind", ["gemma4_text", "neomme", "esmfold2", "gpt2"])
+def test_what_any_config_says_can_be_shown(kind):
+    config = CONFIG_MAPPING[kind]()
+    assert facts(Candidate(kind, {}, False, config, "no tokenizer"))["architecture"]
 
 
 def no_config(tmp_path):

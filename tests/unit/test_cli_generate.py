@@ -3,10 +3,11 @@
 import io
 
 import pytest
-from small_family import EXACT, LARGE, SMALL, TEMPLATE, TEXT, build_family, loaded, mapper_of
+from small_family import EXACT, FITTED, HEADED, LARGE, SMALL, TEMPLATE, TEXT, build_family, counted, loaded, mapper_of
 
 from kvferry.api import Handoff
 from kvferry.cli import main
+from kvferry.cli.generate import warm_up
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,14 @@ def test_a_fitted_mapper_is_compared_with_what_the_target_alone_writes(generate,
     own = handoff.alone(TEXT, 6)
     assert told.endswith(f"alone writes:\n{own.text}\n")
     assert out != own.text + "\n"
+
+
+@pytest.mark.parametrize("variant", [FITTED, HEADED])
+def test_the_mapper_is_warm_before_it_is_timed(variant, results):
+    handoff = Handoff.load(mapper_of(results, SMALL, LARGE, variant))
+    handoff.mapper = counted(handoff.mapper)
+    warm_up(handoff)
+    assert sum(handoff.mapper.mapper.spans) > 0
 
 
 def test_the_prompt_may_come_from_stdin(generate, handoff, monkeypatch):

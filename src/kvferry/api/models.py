@@ -36,7 +36,7 @@ def load_model(where: str | Path, device: str = "cpu", dtype: str = "float32") -
     Args:
         where: a directory that a run prepared (`results/models/NAME`), any directory in the hub's layout, or a name on the hub,
             `OWNER/NAME` or `OWNER/NAME@REVISION`.
-        device: as torch names it.
+        device: cpu, cuda or cuda:N.
         dtype: of the weights and of the arithmetic: float32, bfloat16 or float16.
 
     Raises:

@@ -117,5 +117,5 @@ def _window(config: PreTrainedConfig) -> str | None:
     window, kinds = _said(config, "sliding_window"), _said(config, "layer_types")
     if not window:
         return None
-    windowed = sum("sliding" in kind for kind in kinds) if kinds else config.num_hidden_layers
+    windowed = sum("sliding" in kind for kind in kinds) if kinds else _said(config, "num_hidden_layers")
     return f"{window:,} in {windowed} layers" if windowed else None

@@ -65,7 +65,7 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-new-tokens", type=int, default=64, metavar="N", help="most tokens of an answer (default: %(default)s)"
     )
-    parser.add_argument("--device", default="cpu", help="as torch names it (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16 (default: %(default)s)")
 
 
