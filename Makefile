@@ -22,7 +22,7 @@ plan: setup
 	@$(BIN)/python -m kvferry.planner $(CONFIG)
 
 bench: setup
-	@$(BIN)/python bench/fit.py && $(BIN)/python bench/apply.py && $(BIN)/python bench/evaluate.py
+	@test -t 2 || export TQDM_DISABLE=1; $(BIN)/python bench/fit.py && $(BIN)/python bench/apply.py && $(BIN)/python bench/evaluate.py
 
 # The pages that are made from something else: the configuration reference and the picture of the rules.
 docs: setup

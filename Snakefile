@@ -28,3 +28,5 @@ rule all:
         all_figures(),
         all_verdicts(),
         RESULTS / "headline.txt",
+    message:
+        said("Everything is there")

@@ -1,6 +1,6 @@
-"""Devices as a config names them: `cpu`, `cuda`, `cuda:N`, or a list of GPUs that a model is spread over.
+"""Devices as a config names them: `cpu`, `cuda`, `cuda:N`, or a list of GPUs that a model is spread over; and number formats.
 
-Which ones the models of a job take, and how many GPUs that is. Knows no torch, and not which devices a machine has.
+Which devices the models of a job take, and how many GPUs that is. Knows no torch, and not which devices a machine has.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Any
 
 Place = str | list[str]
 DEVICE, SOURCE, TARGET = "device", "source_device", "target_device"
+# Bytes of a number, by the name of its format.
+SIZE_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def devices_in(place: Place) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvferry.asked import Limits, identity_recipe
 from kvferry.config import Geometry, Project
-from kvferry.devices import DEVICE, SOURCE, devices_in, place_of
+from kvferry.devices import DEVICE, SIZE_OF, SOURCE, devices_in, place_of
 from kvferry.errors import KvferryError
 from kvferry.fit.budget import DOUBLE, MB, SHARD_SEQUENCES, SINGLE, Sums, choice_of, fits_full, rows_in
 from kvferry.size import parameters_of
@@ -24,7 +24,6 @@ from kvferry.work import calibration_on, fit_jobs, weighs_attention
 Models = Mapping[str, str]
 Recipe = dict[str, Any]
 
-SIZE_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Interpreter and libraries, as measured; and what no job asks for less than.
 PROCESS_BYTES, LEAST_MB = 500 * MB, 2000
 MORE_AN_ATTEMPT = 0.5

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from kvferry.columns import aligned, figure
 from kvferry.config import Geometry, Project, load_project, read_yaml
+from kvferry.devices import SIZE_OF
 from kvferry.errors import KvferryError
 from kvferry.fit.budget import MB, Choice, Sums, choice_of, fits_full, rows_in
-from kvferry.memory import SIZE_OF
 from kvferry.plan_run import ASSUMED, Rates, plan_run, written_run
 from kvferry.report.paper import Paper
 from kvferry.size import KEYS_AND_VALUES, features_of, layers_read, parameters_of

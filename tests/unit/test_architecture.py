@@ -109,7 +109,7 @@ def test_what_cannot_transfer_is_refused_with_its_reason_before_weights_are_look
     with pytest.raises(KvferryError) as caught:
         prepare_by_reference("mine", entry, tmp_path / "cards" / "mine")
     message = str(caught.value)
-    assert message.startswith(f"models.yaml: mine: a {config.model_type} model cannot be used: ")
+    assert message.startswith(f"model mine: a {config.model_type} model cannot be used: ")
     assert words in message
     assert message.endswith("; choose another model or checkpoint")
     assert "\n" not in message

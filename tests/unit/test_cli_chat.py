@@ -55,6 +55,11 @@ def test_replies_are_those_of_a_session_that_switches_at_the_same_places(chat, s
     assert out == "".join(wanted)
 
 
+def test_it_is_told_whose_each_reply_is(chat):
+    _, _, told = chat(FIRST, "/switch", SECOND, "/switch", THIRD)
+    assert re.findall(r"^\[(\S+):\]$", told, re.MULTILINE) == [SMALL, LARGE, SMALL]
+
+
 def test_a_switch_tells_who_goes_on_and_what_it_took(chat, tokenizer):
     _, _, told = chat(FIRST, "/switch", SECOND, "/switch")
     found = re.findall(r"\[(\S+) goes on: (\d+) tokens mapped in [\d.]+ ms\]", told)

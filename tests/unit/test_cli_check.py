@@ -70,6 +70,12 @@ def test_a_pair_that_can_transfer_is_said_to(models, elsewhere, capsys):
     assert f"--source {models['small']} --target {models['big']}" in out
 
 
+def test_a_model_named_twice_is_said_to_need_no_mapper(models, elsewhere, capsys):
+    status, out, _ = run(capsys, "check", models["small"], models["small"])
+    assert status == 0
+    assert "this is one model, which can go on from its own cache without a mapper" in out
+
+
 def test_columns_are_aligned(models, elsewhere, capsys):
     _, out, _ = run(capsys, "check", models["small"], models["big"])
     table = out.split("\n\n")[2].splitlines()

@@ -1,13 +1,15 @@
 """`kvferry generate` writes the target's continuation to stdout and the times to stderr; what is wrong is one line."""
 
 import io
+import shutil
 
 import pytest
+import torch
 from small_family import EXACT, FITTED, HEADED, LARGE, SMALL, TEMPLATE, TEXT, build_family, counted, loaded, mapper_of
 
 from kvferry.api import Handoff
 from kvferry.cli import main
-from kvferry.cli.generate import warm_up
+from kvferry.cli.generate import read_prompt, warm_up
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def test_the_time_of_each_step_is_told(generate, handoff):
 def test_an_exact_mapper_agrees_with_the_target_alone(generate, results):
     status, out, told = generate("--compare", "--max-new-tokens", "6", mapper=mapper_of(results, LARGE, LARGE, EXACT))
     assert status == 0
-    assert f"6 tokens at the beginning are the same; {LARGE} alone writes:\n{out}" in told
+    assert f"tokens that are the same at the beginning: 6; {LARGE} alone writes:\n{out}" in told
     assert f"{LARGE} reads the whole prompt" in told
     assert "to the first token: " in told
 
@@ -90,9 +92,23 @@ def test_the_prompt_may_come_from_stdin(generate, handoff, monkeypatch):
     assert generate("--max-new-tokens", "4", file="-")[1] == handoff.generate(TEXT, 4).text + "\n"
 
 
-def test_models_may_be_given(generate, results, handoff, tmp_path):
-    import shutil
+def test_the_line_break_that_ends_a_file_is_no_part_of_the_prompt(generate, prompt_file):
+    without = generate("--max-new-tokens", "4")
+    prompt_file.write_text(TEXT + "\n")
+    assert generate("--max-new-tokens", "4")[:2] == without[:2]
+    assert read_prompt(str(prompt_file)) == TEXT
 
+
+def test_threads_are_those_that_are_asked_for(generate):
+    before = torch.get_num_threads()
+    try:
+        assert generate("--max-new-tokens", "1", "--threads", str(before + 1))[0] == 0
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_models_may_be_given(generate, results, handoff, tmp_path):
     mapper = shutil.copytree(mapper_of(results, SMALL, LARGE), tmp_path / "mapper")
     given = [
         word
@@ -121,13 +137,17 @@ def wrong(results, tmp_path):
     empty.write_text(" \n")
     bytes_file.write_bytes(b"\xff\xfe\xff")
     models = results / "models"
+    copied = shutil.copytree(mapper_of(results, SMALL, LARGE), tmp_path / "copied", dirs_exist_ok=True)
     return [
+        ({"mapper": copied}, [], f"copied: lies outside the results of a run, so its source {SMALL} has to be named"),
         ({"mapper": tmp_path}, [], "holds no mapper (no manifest.json)"),
         ({"mapper": tmp_path / "nowhere"}, [], "holds no mapper (no manifest.json)"),
-        ({"file": tmp_path / "none.txt"}, [], "none.txt: unreadable prompt"),
+        ({"file": tmp_path / "none.txt"}, [], "none.txt: there is no such file; give one with the prompt"),
         ({"file": bytes_file}, [], "bytes.txt: unreadable prompt"),
+        ({"file": tmp_path}, [], "unreadable prompt (Is a directory)"),
         ({"file": empty}, [], "empty.txt: the prompt is empty"),
         ({}, ["--hold-back", "0"], "hold_back: 0 is too little"),
+        ({}, ["--threads", "0"], "threads: 0 is too little"),
         ({}, ["--max-new-tokens", "-1"], "max_new_tokens: -1 is too little"),
         ({}, ["--max-new-tokens", "250"], "tokens are more than the 256 positions"),
         ({}, ["--source", str(models / LARGE)], "was fitted for another source"),
@@ -139,7 +159,7 @@ def wrong(results, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("number", range(14))
+@pytest.mark.parametrize("number", range(17))
 def test_what_is_wrong_is_said_in_one_line(number, generate, results, tmp_path):
     given, options, sentence = wrong(results, tmp_path)[number]
     status, out, told = generate(*options, **given)

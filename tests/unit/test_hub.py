@@ -87,7 +87,7 @@ def test_what_the_hub_does_not_give_is_said_in_one_sentence(error, words, snapsh
     with pytest.raises(KvferryError) as caught:
         fetch_snapshot("owner/tiny", "v3")
     message = str(caught.value)
-    assert message.startswith("models.yaml: owner/tiny at v3 cannot be fetched from the hub: ")
+    assert message.startswith("owner/tiny at v3 cannot be fetched from the hub: ")
     assert all(word in message for word in words), message
     assert "\n" not in message
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from test_report_controls import row, with_records
-from test_report_inputs import CONFIG, PAIRS, accuracy_items, build, only, write_native, write_transfer
+from test_report_inputs import CONFIG, PAIRS, accuracy_items, build, only, write_measures, write_native, write_transfer
 from test_report_sweeps import PAIR, build_swept, load
 
 from kvferry.records import ATTENTION_COSINE, LATENCY, Item, Record
@@ -235,7 +235,17 @@ def test_the_best_recipe_is_named_with_what_it_gains_on_the_other_chunks(tmp_pat
     text = page(results, verdict_of(results, results.pairs[0]))
     # Chosen by .1 on the even chunks; .12 on the odd ones beside the headline's .2.
     assert "`head4` (sink rows weighted, native head 4), of 1.00× the parameters" in text
-    assert "next-token KL -0.080 [-0.080, -0.080] nats a token beside `ridge_k8`" in text
+    assert "next-token KL -0.08 [-0.08, -0.08] nats a token beside `ridge_k8`" in text
+    assert "These do not tell it" not in text
+
+
+def test_a_recipe_that_gains_nothing_on_the_other_chunks_is_said_not_to(tmp_path):
+    root = build_swept(tmp_path)
+    write_measures(root, "head4", 2.5, [Item(f"chunk-{i}-ab", 0.2 if i % 2 else 0.1, 256.0) for i in range(24)])
+    results = judged(load(root))
+    text = page(results, verdict_of(results, results.pairs[0]))
+    assert "next-token KL +0 [+0, +0] nats a token beside `ridge_k8`" in text
+    assert "on chunks that did not choose it. These do not tell it from `ridge_k8`." in text
 
 
 def test_pages_are_written_one_a_pair_and_again_the_same(tmp_path):

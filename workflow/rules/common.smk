@@ -70,6 +70,11 @@ wildcard_constraints:
     corpus="[^/]+",
 
 
+def said(message):
+    """What is printed of a job that runs, a line; a dry run tells its files and resources instead."""
+    return None if workflow.output_settings.dryrun else message
+
+
 def code(*modules):
     """Modules of the package, as inputs: an edit of one makes the stages that use it run again."""
     return [BASE / "src" / "kvferry" / f"{module}.py" for module in modules] + [

@@ -37,5 +37,7 @@ rule dump:
             PROJECT, wildcards.model, wildcards.corpus
         ),
         compute=COMPUTE,
+    message:
+        said("Keys and values of {wildcards.model} on {wildcards.corpus}, see {log}")
     script:
         "../scripts/dump.py"

@@ -89,6 +89,8 @@ for model in asked.identity_models(PROJECT):
             recipe=asked.identity_recipe(PROJECT, model),
             memory_mb=config["fit"]["memory_mb"],
             device=FIT_DEVICE,
+        message:
+            said(f"Mapping {model} to itself, see {{log}}")
         script:
             "../scripts/identity.py"
 
@@ -126,6 +128,8 @@ for model in MODELS:
                 **EVALUATION,
                 model=model,
                 asked=answers(of_model(model), job),
+            message:
+                said(f"Benchmarks and perplexity of {model}, job {number}, see {{log}}")
             script:
                 "../scripts/evaluate_native.py"
 
@@ -169,6 +173,8 @@ for pair in config["pairs"]:
                 asked=answers(of_pair(pair), job),
                 heads=native_heads(pair, job.limits),
                 mappers=mappers_of(pair, job.limits),
+            message:
+                said(f"Benchmarks and perplexity of {pair}, job {number}, see {{log}}")
             script:
                 "../scripts/evaluate_pair.py"
 
@@ -188,5 +194,7 @@ for place, name, count in all_sharded():
         localrule: True
         conda:
             ENVIRONMENT
+        message:
+            said(f"Merging {place}: {name}, see {{log}}")
         script:
             "../scripts/merge.py"

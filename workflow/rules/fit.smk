@@ -45,5 +45,9 @@ for pair in config["pairs"]:
                     "memory_mb": config["fit"]["memory_mb"],
                     "device": FIT_DEVICE,
                 },
+            message:
+                said(
+                    f"Fitting {pair}: {len(variants)} mapper(s) on the rows {rows}, see {{log}}"
+                )
             script:
                 "../scripts/fit.py"

@@ -91,6 +91,8 @@ for model in asked.dialogue_models(PROJECT):
             project=MEASURED,
             rows=EVALUATION["rows"],
             model=model,
+        message:
+            said(f"Conversations of {model}, see {{log}}")
         script:
             "../scripts/coqa_native.py"
 
@@ -129,6 +131,8 @@ for pair in config.get("coqa", {}).get("pairs", []):
             records=dialogue_outputs(pair),
             heads=native_heads(pair, asked.dialogue_variants(PROJECT, pair)),
             back=list(mappers_back(pair)),
+        message:
+            said(f"Conversations of {pair}, see {{log}}")
         script:
             "../scripts/coqa_pair.py"
 
@@ -175,6 +179,8 @@ for pair in config["pairs"] if "diagnostics" in config else []:
             pair=pair,
             records=diagnosed_outputs(pair),
             heads=native_heads(pair, asked.diagnosed_variants(PROJECT, pair)),
+        message:
+            said(f"Attention and errors of {pair}, see {{log}}")
         script:
             "../scripts/diagnose.py"
 
@@ -213,6 +219,8 @@ for pairs in asked.timed_together(PROJECT):
             pairs=pairs,
             headlines={pair: PROJECT.headline(pair) for pair in pairs},
             heads={pair: headline_head(pair) for pair in pairs},
+        message:
+            said(f"Times of {pairs[0]}, see {{log}}")
         script:
             "../scripts/latency.py"
 
@@ -252,5 +260,7 @@ for pair in config.get("native_tokens", {}).get("pairs", []):
             pair=pair,
             variant=PROJECT.headline(pair),
             head=headline_head(pair),
+        message:
+            said(f"Native tokens of {pair}, see {{log}}")
         script:
             "../scripts/native_tokens.py"

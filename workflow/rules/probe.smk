@@ -28,6 +28,8 @@ rule moments:
     params:
         how=lambda wildcards: work.moments_of(PROJECT, wildcards.pair),
         device=FIT_DEVICE,
+    message:
+        said("Sums over the rows of {wildcards.pair}, see {log}")
     script:
         "../scripts/moments.py"
 
@@ -50,6 +52,8 @@ rule probe:
     resources:
         mem_mb=needing(lambda wildcards: memory.probe_mb(PROJECT, wildcards.pair)),
         runtime=minutes("fit"),
+    message:
+        said("R² of every two layers of {wildcards.pair}, see {log}")
     script:
         "../scripts/probe.py"
 
@@ -72,5 +76,7 @@ rule greedy:
         runtime=minutes("fit"),
     params:
         how=config.get("greedy"),
+    message:
+        said("Greedy choice of layers of {wildcards.pair}, see {log}")
     script:
         "../scripts/greedy.py"

@@ -33,6 +33,8 @@ rule tables:
     params:
         **RESULT_PARAMS,
         tables=TABLES,
+    message:
+        said("Tables, see {log}")
     script:
         "../scripts/tables.py"
 
@@ -58,6 +60,8 @@ rule fig2_r2_heatmap:
         ENVIRONMENT
     resources:
         runtime=minutes("report"),
+    message:
+        said("Heat map of {wildcards.pair}, see {log}")
     script:
         "../scripts/heatmap.py"
 
@@ -84,6 +88,8 @@ rule fig5_greedy_r2:
         ENVIRONMENT
     resources:
         runtime=minutes("report"),
+    message:
+        said("Figure of the greedy choice, see {log}")
     script:
         "../scripts/greedy_figure.py"
 
@@ -112,6 +118,8 @@ rule figures:
     params:
         **RESULT_PARAMS,
         figures={figure: str(FIGURES / figure) for figure in FROM_RECORDS},
+    message:
+        said("Figures, see {log}")
     script:
         "../scripts/figures.py"
 
@@ -138,5 +146,7 @@ rule words:
         runtime=minutes("report"),
     params:
         **RESULT_PARAMS,
+    message:
+        said("Headline and verdicts, see {log}")
     script:
         "../scripts/words.py"

@@ -186,10 +186,13 @@ class Handoff:
 
 def _beside(mapper: Path, role: str, name: str) -> Path:
     """Where a run whose mapper lies at `RESULTS/pairs/PAIR/mappers/VARIANT` has a model of this name."""
-    parents = mapper.resolve().parents
-    place = parents[3] / "models" / name if len(parents) > 3 else mapper
-    if not (place / CARD).is_file():
+    remedy = f"give {role}: the directory of the model or its name on the hub"
+    variant = mapper.resolve()
+    if variant.parts[-4::2] != ("pairs", "mappers"):
         raise KvferryError(
-            f"{mapper}: its {role} {name} is not at {place}; give {role}: the directory of the model or its name on the hub"
+            f"{mapper}: lies outside the results of a run, so its {role} {name} has to be named; {remedy}"
         )
+    place = variant.parents[3] / "models" / name
+    if not (place / CARD).is_file():
+        raise KvferryError(f"{mapper}: its {role} {name} is not at {place}; {remedy}")
     return place

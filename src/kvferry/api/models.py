@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
+from kvferry.devices import SIZE_OF
 from kvferry.errors import KvferryError
 from kvferry.prepare.hub import NEWEST, fetch_snapshot
 from kvferry.prepare.models import (
@@ -26,7 +27,7 @@ from kvferry.prepare.models import (
 )
 from kvferry.prepare.models import load_model as load_prepared
 
-DTYPES, DEVICES = ("float32", "bfloat16", "float16"), ("cpu", "cuda")
+DEVICES = ("cpu", "cuda")
 SNAPSHOTS, REPOSITORY = "snapshots", "models--"
 
 
@@ -54,8 +55,8 @@ def load_model(where: str | Path, device: str = "cpu", dtype: str = "float32") -
 
 
 def _check_compute(device: str, dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise KvferryError(f"dtype: {dtype!r} is not known; use one of {', '.join(DTYPES)}")
+    if dtype not in SIZE_OF:
+        raise KvferryError(f"dtype: {dtype!r} is not known; use one of {', '.join(SIZE_OF)}")
     try:
         kind = torch.device(device).type
     except RuntimeError as error:

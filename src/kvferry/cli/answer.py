@@ -105,7 +105,13 @@ def _verdict(pair: Feasibility) -> str:
         return "\n".join([f"Tokenizers: {tokens}.", "Cannot transfer:", *(f"- {fault}." for fault in pair.faults)])
     own, other = (f"{each.kv_heads} heads of {each.head_dim}" for each in (pair.source.geometry, pair.target.geometry))
     shape = f"matched ({own})" if pair.matched else f"mismatched ({own} and {other}), mapped from all heads to all"
-    return f"Tokenizers: {tokens}.\nKV of a layer: {shape}.\nCan transfer."
+    return f"Tokenizers: {tokens}.\nKV of a layer: {shape}.\nCan transfer{_remark(pair)}."
+
+
+def _remark(pair: Feasibility) -> str:
+    """What a name given twice means."""
+    same = pair.source.name == pair.target.name
+    return "; but this is one model, which can go on from its own cache without a mapper" if same else ""
 
 
 def _mappers(outlook: Outlook) -> str:

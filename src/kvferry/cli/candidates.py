@@ -134,7 +134,7 @@ def _fetched(name: str) -> tuple[Path, str]:
     try:
         return fetch_snapshot(name, NEWEST, WITHOUT_WEIGHTS)
     except KvferryError as error:
-        raise KvferryError(f"{name}: is no directory, and {str(error).removeprefix('models.yaml: ')}") from error
+        raise KvferryError(f"{name}: is no directory, and {error}") from error
 
 
 Read = tuple[PreTrainedConfig, PreTrainedTokenizerBase | str]

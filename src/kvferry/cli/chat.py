@@ -115,6 +115,7 @@ class Chat:
                 f"{self.session.room:,} more; write less, or begin anew"
             )
         self.session.add(new)
+        note(f"{self.session.model}:")
         self.said = self.session.generate(self.limit, stop=self.turns.stop, stream=say)
         self.replies.append((self.session.model, self.said))
         print(flush=True)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvferry.cli.candidates import Candidate
-from kvferry.memory import SIZE_OF
+from kvferry.devices import SIZE_OF
 from kvferry.planner import Plan
 
 LENGTHS = (512, 4096, 32768)

@@ -34,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Say which models, which prompt and how much."""
     add_pair_arguments(parser)
     parser.add_argument(
-        "--prompt-file", required=True, metavar="FILE", help=f"the prompt, UTF-8 text; {STDIN} reads it from stdin"
+        "--prompt-file",
+        required=True,
+        metavar="FILE",
+        help=f"the prompt, UTF-8 text, its last line break aside; {STDIN}: stdin",
     )
     parser.add_argument(
         "--compare", action="store_true", help="also let the target read the whole prompt itself, and show both"
@@ -67,6 +70,12 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16 (default: %(default)s)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="of the processor (default: torch's own choice); try 1 for small models",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,18 +95,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_prompt(file: str) -> str:
-    """The text of a file, or of stdin.
+    """The text of a file, or of stdin, without the line break that ends it.
 
     Raises:
         KvferryError: it cannot be read, or is empty.
     """
     try:
         text = read_input().read() if file == STDIN else Path(file).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except FileNotFoundError as error:
+        raise KvferryError(f"{file}: there is no such file; give one with the prompt") from error
+    except OSError as error:
+        raise KvferryError(f"{file}: unreadable prompt ({error.strerror}); give a file of UTF-8 text") from error
+    except ValueError as error:
         raise KvferryError(f"{file}: unreadable prompt ({error}); give a file of UTF-8 text") from error
     if not text.strip():
         raise KvferryError(f"{file}: the prompt is empty; give a file with text")
-    return text
+    return text.removesuffix("\n")
 
 
 def read_input() -> TextIO:
@@ -111,13 +124,18 @@ def load_handoff(args: argparse.Namespace) -> Handoff:
     """The models and the mapper that the arguments name, run once.
 
     Raises:
-        KvferryError: the mapper or a model cannot be used, or a number of tokens is less than 1.
+        KvferryError: the mapper or a model cannot be used, or a number of tokens or threads is less than 1.
     """
+    import torch
+
     from kvferry.api import Handoff
     from kvferry.api.checks import check_count
 
     for option in ("hold_back", "max_new_tokens"):
         check_count(option, getattr(args, option))
+    if args.threads is not None:
+        check_count("threads", args.threads)
+        torch.set_num_threads(args.threads)
     handoff = Handoff.load(args.mapper, args.source, args.target, args.device, args.dtype)
     warm_up(handoff)
     return handoff
@@ -158,7 +176,7 @@ def _report(handoff: Handoff, made: Handed, own: Generation | None) -> list[str]
         *_decoding(f"{target} then", own),
         f"to the first token: {first:.1f} ms with the source's cache there, {first + switch.prefill_ms:.1f} ms with "
         f"the source's reading, {own.read_ms:.1f} ms by {target} alone",
-        f"{_agreeing(made, own)} tokens at the beginning are the same; {target} alone writes:",
+        f"tokens that are the same at the beginning: {_agreeing(made, own):,}; {target} alone writes:",
         own.text,
     ]
 

@@ -6,6 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
+from kvferry.devices import SIZE_OF
 from kvferry.errors import KvferryError
 
 HELP = """\
@@ -20,6 +21,7 @@ examples:
   kvferry new qwen --source Qwen/Qwen3-0.6B --target Qwen/Qwen3-1.7B --device cuda --items 500"""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
+ITEMS = "items of a benchmark (default: 100); how much else is measured stands in the config, to be edited there"
 REGISTRIES = ("wheels", "models", "corpora", "pairs")
 
 
@@ -34,13 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         parser.add_argument(f"--{role}", metavar="MODEL", required=True, help=help_text)
     parser.add_argument("--device", type=_device, default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
-    dtypes = ("float32", "bfloat16", "float16")
-    parser.add_argument("--dtype", choices=dtypes, help="of the models (default: float32 on cpu, bfloat16 on cuda)")
+    parser.add_argument(
+        "--dtype", choices=list(SIZE_OF), help="of the models (default: float32 on cpu, bfloat16 on cuda)"
+    )
     ks = "numbers of source layers to compare, like 1,4,8 (default: powers of two up to 16)"
     parser.add_argument("--k", type=_counts, metavar="K,K,…", help=ks)
     by_rule = "calibration sequences (default: so many that there are 8 rows a feature at k = 8, from 24 to 500)"
     parser.add_argument("--sequences", type=_count, metavar="N", help=by_rule)
-    parser.add_argument("--items", type=_count, default=100, metavar="N", help="items of a benchmark (default: 100)")
+    parser.add_argument("--items", type=_count, default=100, metavar="N", help=ITEMS)
     parser.add_argument("--force", action="store_true", help="overwrite a config of that name")
 
 

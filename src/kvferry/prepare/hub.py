@@ -46,11 +46,11 @@ def fetch_snapshot(repository: str, revision: str, patterns: Sequence[str] = PAT
         folder = Path(snapshot_download(repository, revision=wanted, allow_patterns=list(patterns)))
     except (HTTPError, OSError, ValueError) as error:
         raise KvferryError(
-            f"models.yaml: {repository} at {revision} cannot be fetched from the hub: {_reason(error, revision)}"
+            f"{repository} at {revision} cannot be fetched from the hub: {_reason(error, revision)}"
         ) from error
     if COMMIT.fullmatch(revision) and folder.name != revision:
         raise KvferryError(
-            f"models.yaml: {repository} is asked for at commit {revision}, and {folder.name} came; "
+            f"{repository} is asked for at commit {revision}, and {folder.name} came; "
             f"remove {folder.parent.parent} and run again, or name the commit that you want"
         )
     return folder.resolve(), folder.name
@@ -99,7 +99,7 @@ def check_same_commit(note: Path, name: str, entry: dict[str, Any], commit: str)
     before = read_json(note, "note of a commit") if note.exists() else {}
     if before and before != asked | {"commit": commit} and {key: before.get(key) for key in asked} == asked:
         raise KvferryError(
-            f"models.yaml: {name}: {asked['repository']} at {asked['revision']} was commit {before['commit']} when these results "
+            f"model {name}: {asked['repository']} at {asked['revision']} was commit {before['commit']} when these results "
             f"were begun and is {commit} now; set revision: {before['commit']} to go on with them, "
             f"or delete {note} to make everything of this model anew"
         )

@@ -163,12 +163,12 @@ def check_config(name: str, location: Path) -> None:
         KvferryError: there is none, transformers does not know it, or such a model cannot transfer.
     """
     if not (location / CONFIG).is_file():
-        raise KvferryError(f"models.yaml: {name}: {location} holds no {CONFIG}; give a directory in the hub's layout")
+        raise KvferryError(f"model {name}: {location} holds no {CONFIG}; give a directory in the hub's layout")
     try:
         config = read_config(location)
     except ValueError as error:
-        raise KvferryError(f"models.yaml: {name}: {location / CONFIG}: {error}; choose another model") from error
-    check_architecture(config, f"models.yaml: {name}")
+        raise KvferryError(f"model {name}: {location / CONFIG}: {error}; choose another model") from error
+    check_architecture(config, f"model {name}")
 
 
 def make_card(name: str, entry: dict[str, Any], location: Path, revision: str | None = None) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def make_card(name: str, entry: dict[str, Any], location: Path, revision: str | 
         return _card_facts(name, entry, location, revision)
     except (OSError, ValueError, AttributeError, KeyError, SafetensorError) as error:
         raise KvferryError(
-            f"models.yaml: {name}: {location} is not a decoder model with a fast tokenizer that transformers knows "
+            f"model {name}: {location} is not a decoder model with a fast tokenizer that transformers knows "
             f"({first_line(error)}); this model cannot be used"
         ) from error
 

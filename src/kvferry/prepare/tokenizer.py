@@ -26,7 +26,7 @@ def read_tokenizer(folder: Path, **how: Any) -> PreTrainedTokenizerBase:
     """
     # Where there is none, transformers would make an empty one.
     if IN_GGUF not in how and not any(found for pattern in FILES for found in folder.glob(pattern)):
-        raise ValueError(f"{folder} holds no tokenizer ({', '.join(FILES)})")
+        raise ValueError(f"it holds no tokenizer ({', '.join(FILES)})")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **how)
         json.loads(tokenizer.backend_tokenizer.to_str())

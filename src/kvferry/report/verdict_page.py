@@ -175,9 +175,11 @@ def _recipe(results: Results, own: Verdict) -> str:
     manifests = results.manifests
     recipe, base = (results.recipe(own.pair.name, each) for each in (name, own.system))
     size = manifests[own.pair.name, name]["parameters"] / manifests[own.pair.name, own.system]["parameters"]
+    gained = own.recipe.gained
+    undecided = "" if gained.interval()[1] < 0 else f" These do not tell it from `{own.system}`."
     return (
-        f"`{name}` ({difference(recipe, base)}), of {size:.2f}× the parameters: next-token KL "
-        f"{_number(own.recipe.gained, 3, '+')} nats a token beside `{own.system}`, on chunks that did not choose it."
+        f"`{name}` ({difference(recipe, base)}), of {size:.2f}× the parameters: next-token KL {_small(gained)} nats a token "
+        f"beside `{own.system}`, on chunks that did not choose it.{undecided}"
     )
 
 
@@ -188,6 +190,7 @@ def _rules(own: Verdict) -> list[str]:
     ]
     lines.append(f"*{TIERS[-1].name}*: anything below.")
     lines.append(f"Both with their whole interval; where one leaves two tiers open, the tier is *{NOT_DECIDED}*.")
+    lines.append("The bounds are ours, not the paper's, and those of the cosine a guess until more pairs are measured.")
     return lines + ([] if own.cosine is not None else ["The cosine was not measured here, so retention alone decides."])
 
 
@@ -204,7 +207,13 @@ def _percent(quantity: Quantity) -> str:
     return f"{100 * quantity.value:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def _number(sampled: Sampled, decimals: int, sign: str = "") -> str:
+def _number(sampled: Sampled, decimals: int) -> str:
     """With its interval."""
     low, high = sampled.interval()
-    return f"{sampled.value:{sign}.{decimals}f} [{low:{sign}.{decimals}f}, {high:{sign}.{decimals}f}]"
+    return f"{sampled.value:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
+
+
+def _small(sampled: Sampled) -> str:
+    """A difference that may be tiny, with its interval: two significant digits each."""
+    low, high = sampled.interval()
+    return f"{sampled.value:+.2g} [{low:+.2g}, {high:+.2g}]"
