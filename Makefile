@@ -32,8 +32,9 @@ docs: setup
 pictures: setup
 	@$(BIN)/python docs/pictures.py figures
 
+# Two files of tests at a time; those of the default family, which share its results, in one process.
 test: setup
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

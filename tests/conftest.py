@@ -193,6 +193,13 @@ def write_wheel(path: Path, tables: dict[str, list[dict]], requests: dict[str, l
     return path
 
 
+def pytest_collection_modifyitems(items):
+    """Where several processes test, one takes a whole file, and one all files that work on the family's results."""
+    for item in items:
+        group = "family" if item.get_closest_marker("family") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread(request):
     """Tiny matrices gain nothing from threads, and one thread gives the same last bit; real models keep theirs."""

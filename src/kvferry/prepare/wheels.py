@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from kvferry.errors import KvferryError
 from kvferry.files import sha256_file
-from kvferry.progress import bar
+from kvferry.progress import BYTES, bar
 
 
 def fetch_wheel(name: str, entry: dict[str, Any], path: Path) -> None:
@@ -56,7 +56,7 @@ def check_wheel(name: str, entry: dict[str, Any], path: Path) -> None:
     """
     if not path.exists():
         raise KvferryError(f"{path}: wheel {name} is missing; run again to fetch it")
-    with bar(path.stat().st_size, f"check {name}", "B") as progress:
+    with bar(path.stat().st_size, f"check {name}", BYTES) as progress:
         found = sha256_file(path, progress.update)
     if found != entry["sha256"]:
         raise KvferryError(
