@@ -1,7 +1,7 @@
 """kvferry: move the KV cache that one model computed to another model of its family, and measure what that keeps and saves.
 
 Data flows one way: prepare → kv → fit → evaluate → report. A package imports only from those before it, and from the
-small modules beside this file (errors, files, records, config, provenance, progress). Nothing here knows Snakemake.
+modules beside this file; `api` and `cli` import from all, and nothing from them. Nothing here knows Snakemake.
 
 For your own programs: `load_model`, `load_mapper`, `Ferry`, `Handoff`, `Session` (docs/api.md). They bring torch, which takes
 seconds to import, so they are imported when they are first used.
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from kvferry.errors import KvferryError
 
 if TYPE_CHECKING:
-    from kvferry.api import Ferry, Generation, Handoff, Session, Switch, load_mapper, load_model
+    from kvferry.api import Ferry, Generation, Handed, Handoff, Session, Switch, load_mapper, load_model
 
 __version__ = "0.1.0"
 __all__ = [
     "Ferry",
     "Generation",
+    "Handed",
     "Handoff",
     "KvferryError",
     "Session",

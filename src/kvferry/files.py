@@ -135,7 +135,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, what: str = "file") -> Any:
-    """Read JSON, naming the file and `what` it should be when it is missing or broken."""
+    """Read JSON.
+
+    Raises:
+        KvferryError: it is missing or broken; names the file and `what` it should be.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

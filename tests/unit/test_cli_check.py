@@ -327,6 +327,12 @@ def test_a_repository_is_checked_without_weights(models, hub, elsewhere, capsys)
     assert answer["target"]["layers"] == 8
 
 
+def test_a_revision_of_a_repository_may_be_named(models, hub, elsewhere, capsys):
+    (hub / "refs/v2").write_text(COMMIT)
+    assert found(capsys, models["small"], "owner/tiny@v2")["transferable"] is True
+    assert "owner/tiny at v3 cannot be fetched" in refusal(capsys, "check", models["small"], "owner/tiny@v3", status=2)
+
+
 def test_no_weights_are_asked_for(models, hub, elsewhere, capsys, monkeypatch):
     import huggingface_hub
 

@@ -140,4 +140,4 @@ def test_what_is_no_mapper_is_said(tmp_path, what, capsys):
         path.write_text("text")
     message = refusal(capsys, "show", path)
     assert "no mapper" in message
-    assert "results/pairs/PAIR/mappers/VARIANT" in message
+    assert "RESULTS/pairs/PAIR/mappers/VARIANT" in message

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig
 
 from kvferry.errors import KvferryError
+from kvferry.files import sha256_file
 from kvferry.prepare.hub import fetch_snapshot
 from kvferry.prepare.models import (
     CARD,
@@ -241,6 +242,19 @@ def test_weights_in_several_files_have_an_id_of_all_of_them(copy):
     assert weights_id(copy) != before
 
 
+def test_weights_are_the_same_in_the_hubs_cache_and_in_a_copy_and_not_read_there(copy, tmp_path, monkeypatch):
+    blobs, snapshot = tmp_path / "models--owner--tiny/blobs", tmp_path / "models--owner--tiny/snapshots" / COMMIT
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for file in copy.iterdir():
+        blob = blobs / sha256_file(file)
+        shutil.copy(file, blob)
+        (snapshot / file.name).symlink_to(blob)
+    wanted = weights_id(copy)
+    monkeypatch.setattr("kvferry.prepare.models.sha256_file", lambda *of: pytest.fail("a file of the cache is read"))
+    assert weights_id(snapshot) == wanted
+
+
 @pytest.fixture
 def hub(saved, tmp_path, monkeypatch):
     """The hub's cache on this machine with one repository at two commits, of which main is the first; no network."""
@@ -264,7 +278,7 @@ def test_a_snapshot_is_found_and_its_commit_recorded(hub, tmp_path, revision, co
     assert fetch_snapshot("owner/tiny", revision) == (hub / "snapshots" / commit, commit)
     prepare_by_reference("tiny", entry, tmp_path / "tiny")
     card = read_card(tmp_path / "tiny")
-    assert card["weights_id"] == commit
+    assert card["weights_id"] == weights_id(hub / "snapshots" / commit)
     assert card["location"] == str(hub / "snapshots" / commit)
-    assert card["origin"] == f"owner/tiny at {revision}"
+    assert card["origin"] == f"owner/tiny at {commit}"
     assert load_model(tmp_path / "tiny").model.config.num_hidden_layers == card["layers"] == 3

@@ -111,6 +111,18 @@ def test_a_target_that_is_never_right_leaves_everything_open(tmp_path):
     own = verdict_of(results, results.pairs[0])
     assert (own.tier, own.weakest) == (NOT_DECIDED, None)
     assert "undefined (an average needs every part" in page(results, own)
+    assert "Retention on ARC-C, HellaSwag, WinoGrande, MMLU, GSM8K is undefined, and with it the mean" in page(
+        results, own
+    )
+
+
+def test_one_benchmark_that_leaves_the_mean_undefined_is_named(tmp_path):
+    build(tmp_path)
+    write_native(tmp_path, "big", "gsm8k", accuracy_items(0))
+    results = judged(Results.load(tmp_path, CONFIG, PAIRS))
+    assert " Retention on GSM8K is undefined, and with it the mean: give more items there, or leave it out." in page(
+        results, verdict_of(results, results.pairs[0])
+    )
 
 
 def test_without_a_retention_a_low_cosine_decides_and_the_page_says_so(tmp_path):

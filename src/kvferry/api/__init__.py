@@ -5,9 +5,9 @@ The names of this package are also those of `kvferry` itself, which imports them
 """
 
 from kvferry.api.ferry import Ferry, load_mapper
-from kvferry.api.handoff import Handoff
+from kvferry.api.handoff import Handed, Handoff
 from kvferry.api.models import load_model
 from kvferry.api.reader import Generation
 from kvferry.api.session import Session, Switch
 
-__all__ = ["Ferry", "Generation", "Handoff", "Session", "Switch", "load_mapper", "load_model"]
+__all__ = ["Ferry", "Generation", "Handed", "Handoff", "Session", "Switch", "load_mapper", "load_model"]

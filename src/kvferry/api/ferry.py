@@ -37,7 +37,9 @@ from kvferry.prepare.models import Loaded
 class Ferry:
     """What `load_mapper` returns: a mapper between two models in memory.
 
-    source, target: the models. mapper: the maps themselves. manifest: what the artifact says of itself (recipe, R², origin).
+    source, target: the models. mapper: the maps themselves. manifest: what the artifact says of itself: `recipe`,
+    `selected_layers` (source layers of each target layer), `rows`, `features`, `r2`, `parameters`, `dtype`, and `source` and
+    `target` (models by hash).
     """
 
     source: Loaded
@@ -75,8 +77,8 @@ class Ferry:
             A cache of the target with `slots` slots (`into`, if that is given), in the target's dtype. Use it with the same mask.
 
         Raises:
-            KvferryError: the cache is not the source's, is empty, or is longer than the target has positions for; the mask, ids
-                or `into` do not belong to it; ids are missing.
+            KvferryError: the cache is not the source's, is empty, on another device than the target, or longer than the target
+                has positions for; the mask, ids or `into` do not belong to it; ids are missing.
 
         Example:
             >>> source_cache = source.model(input_ids=ids[:, :-1], use_cache=True).cache
@@ -178,11 +180,15 @@ def load_mapper(directory: str | Path, source: Loaded | PreTrainedModel, target:
     """Load a mapper for two models in memory.
 
     Args:
-        directory: of the artifact, `results/pairs/PAIR/mappers/VARIANT` of a run.
+        directory: of the artifact, `RESULTS/pairs/PAIR/mappers/VARIANT` of a run.
         source, target: what `kvferry.load_model` or transformers' `from_pretrained` returned, both on one device.
 
+    Returns:
+        The mapper, on the target's device, with both models.
+
     Raises:
-        KvferryError: there is no mapper, it is altered, or was fitted for other models or another tokenizer.
+        KvferryError: there is no mapper, it is altered, or was fitted for other models or another tokenizer; or the models are
+            on two devices.
 
     Example:
         >>> mapper = load_mapper("results/pairs/24l-to-30l/mappers/ridge_k8", source, target)
@@ -206,5 +212,5 @@ def mapper_at(directory: str | Path) -> Path:
     """
     path = Path(directory)
     if not (path / MANIFEST).is_file():
-        raise KvferryError(f"{path}: holds no mapper (no {MANIFEST}); give results/pairs/PAIR/mappers/VARIANT of a run")
+        raise KvferryError(f"{path}: holds no mapper (no {MANIFEST}); give RESULTS/pairs/PAIR/mappers/VARIANT of a run")
     return path

@@ -69,9 +69,12 @@ class Handoff:
         """Load a mapper and its two models.
 
         Args:
-            directory: of the mapper, `results/pairs/PAIR/mappers/VARIANT` of a run.
+            directory: of the mapper, `RESULTS/pairs/PAIR/mappers/VARIANT` of a run.
             source, target: as for `kvferry.load_model`; by default where the run that fitted the mapper keeps its models.
-            device, dtype: as for `kvferry.load_model`.
+            device, dtype: of both models, as for `kvferry.load_model`.
+
+        Returns:
+            The hand-off, ready to generate.
 
         Raises:
             KvferryError: there is no mapper or no model, or the mapper was fitted for other models.
@@ -102,6 +105,9 @@ class Handoff:
                 the target alone.
             stop: end also when the text holds this.
             stream: is given the text piece by piece.
+
+        Returns:
+            What the target wrote, with the time of each step.
 
         Raises:
             KvferryError: the prompt is empty, a batch, or too long for the models' positions, or a count is less than 1.

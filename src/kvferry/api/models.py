@@ -40,6 +40,10 @@ def load_model(where: str | Path, device: str = "cpu", dtype: str = "float32") -
         device: cpu, cuda or cuda:N.
         dtype: of the weights and of the arithmetic: float32, bfloat16 or float16.
 
+    Returns:
+        The model in evaluation mode, its tokenizer, and its card: `model` (its name), `layers`, `kv_heads`, `head_dim`,
+        `vocab_size`, `parameters`, `origin`, `config_sha256`, `tokenizer_sha256`, `weights_id` and more.
+
     Raises:
         KvferryError: there is no such model, it cannot be used, its files changed since a run prepared it, or the device or
             dtype is not there.
@@ -94,7 +98,7 @@ def card_at(directory: Path) -> dict[str, Any]:
         return make_card(location.name, {"kind": "local", "path": str(location)}, location)
     repository = location.parents[1].name.removeprefix(REPOSITORY).replace("--", "/")
     entry = {"kind": "hub", "repository": repository, "revision": location.name}
-    return make_card(repository.split("/")[-1], entry, location, location.name)
+    return make_card(repository.split("/")[-1], entry, location)
 
 
 def identified(model: Loaded | PreTrainedModel) -> Loaded:

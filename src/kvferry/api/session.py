@@ -22,10 +22,10 @@ from kvferry.errors import KvferryError
 class Switch:
     """What a switch took; times in milliseconds.
 
-    to: the model that goes on. prefill_tokens, prefill_ms: what the model that is left had still to read. mapped_tokens,
-    mapping_ms: what was brought into the other's cache, with the native head where the recipe has one. held_back: tokens that the
-    other still has to read itself. reprefill_ms: what reading the same tokens itself would have taken in place of mapping, if
-    that was measured.
+    to: the model that goes on. prefill_tokens, prefill_ms: what the model that hands over had not read yet, and read now.
+    mapped_tokens, mapping_ms: what was brought into the other's cache, with the native head where the recipe has one. held_back:
+    tokens that the other reads itself when it goes on. reprefill_ms: what reading the mapped tokens itself would have taken it,
+    if that was measured.
     """
 
     to: str
@@ -121,6 +121,9 @@ class Session:
         Args:
             measure: afterwards, also let the other model read the mapped tokens itself, on a copy of its cache that is thrown
                 away, to tell what that would have taken.
+
+        Returns:
+            What it took.
 
         Raises:
             KvferryError: there is no mapper for this direction, or the other model has not so many positions.

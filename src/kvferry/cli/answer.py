@@ -13,6 +13,7 @@ from kvferry.columns import aligned
 from kvferry.planner import Plan
 
 PREFIXES = ("", "k", "M", "G", "T", "P")
+COLD = "Where the source has to read the prompt first (cold), its own prefill counts too; a run measures both."
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,11 @@ def _speed(outlook: Outlook) -> str:
         ]
         for own in outlook.speed
     ]
-    title = f"Expected warm speed-up: the target's prefill over the mapper at k = {outlook.settings.headline}"
-    return f"{aligned(title, head, rows, names=0)}\n{FORMULA}"
+    title = (
+        "Expected speed-up where the source's cache is already there (warm): the target's prefill over the mapper at "
+        f"k = {outlook.settings.headline}"
+    )
+    return f"{aligned(title, head, rows, names=0)}\n{FORMULA}\n{COLD}"
 
 
 def amount(value: float, unit: str = "") -> str:

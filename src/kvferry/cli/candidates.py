@@ -31,7 +31,7 @@ from kvferry.prepare.tokenizer import IN_GGUF, read_tokenizer
 from kvferry.prepare.wheels import open_member
 from kvferry.schema import choices
 
-REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+")
+REPOSITORY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+)(?:@([A-Za-z0-9._/-]+))?")
 WITHOUT_WEIGHTS = ("*.json", "*.model", "*.jinja", "*.txt")
 # Experts that a token goes through, and all there are, as configs of mixtures call them.
 ACTIVE, EXPERTS = "num_experts_per_tok", ("num_experts", "num_local_experts", "n_routed_experts")
@@ -115,10 +115,14 @@ def find(name: str, project: Project | None) -> Candidate:
         return Candidate(name, entry, True, *_registered(name, entry, project))
     if name and Path(name).is_dir():
         return Candidate(name, {"kind": "local", "path": name}, False, *_read(name, Path(name)))
-    if not REPOSITORY.fullmatch(name):
-        raise KvferryError(f"{name}: neither a directory nor a repository (owner/name){_not_registered(name, project)}")
-    folder, commit = _fetched(name)
-    entry = {"kind": "hub", "repository": name, "revision": commit}
+    asked = REPOSITORY.fullmatch(name)
+    if not asked:
+        raise KvferryError(
+            f"{name}: neither a directory nor a repository (owner/name[@revision]){_not_registered(name, project)}"
+        )
+    repository, revision = asked.groups()
+    folder, commit = _fetched(name, repository, revision or NEWEST)
+    entry = {"kind": "hub", "repository": repository, "revision": commit}
     return Candidate(name, entry, False, *_read(name, folder))
 
 
@@ -129,10 +133,10 @@ def _not_registered(name: str, project: Project | None) -> str:
     return f" nor a model of {project.config['registries']['models']}; {choices(name, project.models)}"
 
 
-def _fetched(name: str) -> tuple[Path, str]:
+def _fetched(name: str, repository: str, revision: str) -> tuple[Path, str]:
     """Folder and commit of a repository, without its weights. A name may also be that of a directory, mistyped."""
     try:
-        return fetch_snapshot(name, NEWEST, WITHOUT_WEIGHTS)
+        return fetch_snapshot(repository, revision, WITHOUT_WEIGHTS)
     except KvferryError as error:
         raise KvferryError(f"{name}: is no directory, and {error}") from error
 

@@ -18,7 +18,7 @@ examples:
   kvferry check Qwen/Qwen3-0.6B Qwen/Qwen3-1.7B
   kvferry check smollm2-24l smollm2-135m            ids of config/models.yaml
   kvferry check models/small models/large --json    directories in the hub's layout"""
-MODEL = "a directory in the hub's layout, an id of config/models.yaml, or a repository (owner/name)"
+MODEL = "a directory in the hub's layout, an id of config/models.yaml, or a repository (owner/name[@revision])"
 ERROR_STATUS = 2
 TRANSFERABLE, REFUSED = 0, 1
 

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt-file",
         required=True,
         metavar="FILE",
-        help=f"the prompt, UTF-8 text, its last line break aside; {STDIN}: stdin",
+        help=f"the prompt, UTF-8 text (a final line break is dropped); {STDIN} reads stdin",
     )
     parser.add_argument(
         "--compare", action="store_true", help="also let the target read the whole prompt itself, and show both"
@@ -52,29 +52,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     """What every command that hands off asks."""
     parser.add_argument(
-        "--mapper", required=True, type=Path, metavar="DIR", help="a fitted mapper, results/pairs/PAIR/mappers/VARIANT"
+        "--mapper",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="a fitted mapper, RESULTS/pairs/PAIR/mappers/VARIANT of a run",
     )
     for role in ("source", "target"):
         parser.add_argument(
-            f"--{role}", metavar="MODEL", help=f"the {role}: a directory, or OWNER/NAME[@REVISION] on the hub"
+            f"--{role}",
+            metavar="MODEL",
+            help=f"the {role}: a directory, or OWNER/NAME[@REVISION] on the hub (default: where the mapper's run keeps it)",
         )
     parser.add_argument(
         "--hold-back",
         type=int,
         default=1,
         metavar="N",
-        help="last tokens that the target reads itself (default: %(default)s)",
+        help="last tokens at a hand-off that the model that takes over reads itself (default: %(default)s)",
     )
     parser.add_argument(
         "--max-new-tokens", type=int, default=64, metavar="N", help="most tokens of an answer (default: %(default)s)"
     )
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
-    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16 (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="of both models: cpu, cuda or cuda:N (default: %(default)s)")
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        help="float32, bfloat16 or float16; best that of the mapper's run (default: %(default)s)",
+    )
     parser.add_argument(
         "--threads",
         type=int,
         metavar="N",
-        help="of the processor (default: torch's own choice); try 1 for small models",
+        help="CPU threads (default: torch's own choice)",
     )
 
 

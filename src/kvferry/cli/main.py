@@ -30,7 +30,8 @@ COMMANDS = (
 DESCRIPTION = """\
 Move the KV cache of one language model to another of its family.
 
-What goes wrong is said in one sentence, with exit status 1; a wrong command line has status 2."""
+What goes wrong is said in one sentence, with exit status 1 (`check`: 2, since its 1 means that a pair cannot transfer); a
+wrong command line has status 2, an interruption 130."""
 EPILOG = "`kvferry COMMAND --help` says more of a command and gives an example."
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
 

@@ -6,6 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
+from kvferry.cli.check import MODEL
 from kvferry.devices import SIZE_OF
 from kvferry.errors import KvferryError
 
@@ -21,6 +22,10 @@ examples:
   kvferry new qwen --source Qwen/Qwen3-0.6B --target Qwen/Qwen3-1.7B --device cuda --items 500"""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
+KS = (
+    "numbers of source layers to compare, like 1,4,8 (default: powers of two up to 16); the largest of at most 8 and at most "
+    "half the source's layers is the headline, which answers all benchmarks"
+)
 ITEMS = "items of a benchmark (default: 100); how much else is measured stands in the config, to be edited there"
 REGISTRIES = ("wheels", "models", "corpora", "pairs")
 
@@ -31,17 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name", metavar="NAME", type=_name, help="of the config, its pair and the folder of its results"
     )
     for role, what in (("source", "the model that computes the cache"), ("target", "the model that goes on from it")):
-        help_text = (
-            f"{what}: a directory in the hub's layout, an id of config/models.yaml, or a repository (owner/name)"
-        )
-        parser.add_argument(f"--{role}", metavar="MODEL", required=True, help=help_text)
+        parser.add_argument(f"--{role}", metavar="MODEL", required=True, help=f"{what}: {MODEL}")
     parser.add_argument("--device", type=_device, default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     parser.add_argument(
         "--dtype", choices=list(SIZE_OF), help="of the models (default: float32 on cpu, bfloat16 on cuda)"
     )
-    ks = "numbers of source layers to compare, like 1,4,8 (default: powers of two up to 16)"
-    parser.add_argument("--k", type=_counts, metavar="K,K,…", help=ks)
-    by_rule = "calibration sequences (default: so many that there are 8 rows a feature at k = 8, from 24 to 500)"
+    parser.add_argument("--k", type=_counts, metavar="K,K,…", help=KS)
+    by_rule = (
+        "calibration sequences (default: so many that there are 8 rows a feature at the headline's k, from 24 to 500)"
+    )
     parser.add_argument("--sequences", type=_count, metavar="N", help=by_rule)
     parser.add_argument("--items", type=_count, default=100, metavar="N", help=ITEMS)
     parser.add_argument("--force", action="store_true", help="overwrite a config of that name")
@@ -60,11 +63,12 @@ def run(args: argparse.Namespace) -> int:
     if file.exists() and not args.force:
         raise KvferryError(f"{file}: is there already; choose another name, or overwrite it with --force")
     wanted = Wanted(args.k, args.sequences, args.items, args.device, args.dtype)
-    command = write_config(file, args.source, args.target, wanted)
+    written = write_config(file, args.source, args.target, wanted)
     print(f"{file} is written: every choice has a comment there.")
     print(f"what it will need   make plan CONFIG={file}")
-    print(f"run                 {command}")
+    print(f"run                 {written.command}")
     print(f"the answer          kvferry verdict {args.name} --config {file}")
+    print(f"the mapper          {written.mapper}")
     return 0
 
 

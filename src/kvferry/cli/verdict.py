@@ -35,7 +35,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         print(page.read_text(encoding="utf-8"), end="")
     except FileNotFoundError as error:
-        raise KvferryError(f"{page}: no verdict yet; run `make demo CONFIG={args.config}` first") from error
+        raise KvferryError(
+            f"{page}: no verdict yet; run `make demo CONFIG={args.config}` first, as the head of that file has it"
+        ) from error
     except (OSError, ValueError) as error:
         raise KvferryError(
             f"{page}: unreadable ({error}); delete it and run `make demo CONFIG={args.config}`"

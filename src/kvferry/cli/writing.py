@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from os.path import abspath
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,16 @@ from kvferry.work import fit_jobs, variants_of
 MAKE_MEMORY_MB, STEP_MB = 7700, 500
 
 
-def write_config(file: Path, source: str, target: str, wanted: Wanted) -> str:
-    """Write a config for the pair to `file`, whose stem names run and pair. Returns the command that runs it.
+@dataclass(frozen=True)
+class Written:
+    """What a config that was written leads to: the command that runs it, and where its headline's mapper will lie."""
+
+    command: str
+    mapper: Path
+
+
+def write_config(file: Path, source: str, target: str, wanted: Wanted) -> Written:
+    """Write a config for the pair to `file`, whose stem names run and pair.
 
     Raises:
         KvferryError: this is no checkout, a model is not there, the pair cannot transfer, or the file cannot be written.
@@ -46,7 +54,8 @@ def write_config(file: Path, source: str, target: str, wanted: Wanted) -> str:
     project = load_project(yaml.safe_load(text.written()), str(file), SCHEMAS)
     command = f"make demo CONFIG={file}" + _memory_option(project, name)
     write_text(file, replace(text, run=command).written())
-    return command
+    mapper = Path(project.config["results"]) / "pairs" / name / "mappers" / project.headline(name)
+    return Written(command, mapper)
 
 
 def _text(file: Path, pair: Feasibility, registry: Project, wanted: Wanted) -> Text:

@@ -114,7 +114,7 @@ def look(attention: Attention) -> Truth:
 
 
 def reading_weights(attention: Attention) -> tuple[Tensor, Tensor]:
-    """`reading` and `even` of `Truth`, from the probabilities. Both have the same sum over positions."""
+    """`reading` and `even` of `Truth`, `[heads, tokens]`, from the probabilities. Both have the same sum over positions."""
     heads, tokens = attention.query.shape[1:3]
     reading, even = torch.zeros(2, heads, tokens, dtype=torch.float64, device=attention.query.device)
     for block in attention.blocks:

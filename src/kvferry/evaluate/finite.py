@@ -29,7 +29,11 @@ class NotFinite(KvferryError):
 
 @contextmanager
 def named(name: Callable[[int], str]) -> Iterator[None]:
-    """Say in place of a row's number what it is."""
+    """Say in place of a row's number what it is.
+
+    Raises:
+        KvferryError: something in the body was not finite.
+    """
     try:
         yield
     except NotFinite as error:

@@ -44,7 +44,7 @@ class Moments:
         return _of_centred(x, y, weights.double(), float(weights.double().sum()))
 
     def add(self, x: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
-        """Take in rows, as `of` does."""
+        """Take in rows `[rows, p]` and `[rows, q]`, as `of` does."""
         self.merge(Moments.of(x, y, weights))
 
     def merge(self, other: Moments) -> None:
@@ -61,7 +61,7 @@ class Moments:
         self.n = total
 
     def part(self, features: Tensor | slice, outputs: Tensor | slice) -> Moments:
-        """The moments of some features and outputs, given by their columns."""
+        """The moments of some features (of p) and outputs (of q), given by their columns."""
         # Few outputs of many: they are cut first, or most of what is copied would be thrown away.
         xy = self.xy[:, outputs][features]
         return Moments(

@@ -108,12 +108,12 @@ def width(geometry: Shape) -> int:
 
 
 def layer_columns(geometry: Shape, layers: list[int]) -> Tensor:
-    """Columns of these layers among those of all layers."""
+    """Columns `[layers · kv_heads · head_dim]` of these layers among those of all layers."""
     own = width(geometry)
     return torch.cat([torch.arange(layer * own, (layer + 1) * own) for layer in layers])
 
 
 def head_columns(geometry: Shape, head: int, layers: int) -> Tensor:
-    """Columns of one head in each of `layers` layers, among those of these layers."""
+    """Columns `[layers · head_dim]` of one head in each of `layers` layers, among those of these layers."""
     dim = geometry["head_dim"]
     return torch.cat([torch.arange(dim) + layer * width(geometry) + head * dim for layer in range(layers)])

@@ -83,14 +83,14 @@ def closed(prefix: Prefix) -> Prefix:
 def select(system: System, prefix: Prefix, rows: Tensor, room: int = 0) -> Prefix:
     """A prefix whose batch rows are `rows` of this one; rows may repeat (one context, several continuations).
 
-    room: tokens that it will still grow by, if known, so that its cache is copied once.
+    rows: int64 `[new_batch]`. room: tokens that it will still grow by, if known, so that its cache is copied once.
     """
     texts = tuple(prefix.texts[row] for row in rows.tolist()) if prefix.texts else ()
     return Prefix(select_rows(prefix.cache, rows, system.target, room), prefix.mask[rows], prefix.lengths[rows], texts)
 
 
 def read(model: PreTrainedModel, prefix: Prefix, span: Span, logits_to_keep: int | Tensor = 0) -> tuple[Tensor, Prefix]:
-    """The target reads a span itself. Returns logits, as `forward` does, and the grown prefix."""
+    """The target reads a span itself. Returns logits `[batch, kept, vocabulary]`, as `forward` does, and the grown prefix."""
     mask = torch.cat((prefix.mask, span.mask), dim=1)
     logits = forward(model, span.ids, prefix.cache, mask, span.positions(prefix.lengths), logits_to_keep)
     return logits, replace(prefix, mask=mask, lengths=prefix.lengths + span.mask.sum(1))

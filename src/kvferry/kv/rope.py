@@ -46,7 +46,7 @@ class Rotation:
         return out.to(keys.dtype)
 
     def strip(self, keys: Tensor) -> Tensor:
-        """The inverse of `apply`."""
+        """The inverse of `apply`: keys `[..., tokens, head_dim]` without the rotation."""
         return self.inverse().apply(keys)
 
     def inverse(self) -> Rotation:

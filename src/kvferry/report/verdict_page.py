@@ -69,7 +69,7 @@ def _by_tier(own: Verdict) -> str:
             return "Measure more before deciding: add hellaswag to `evaluation.benchmarks`."
         return (
             f"Measure more before deciding: these samples allow anything from *{worst.name}* to *{best.name}*. "
-            "Raise `limit` under `evaluation.benchmarks`, or set `evaluation.full`."
+            f"Raise `limit` under `evaluation.benchmarks`, or set `evaluation.full`.{_without(own)}"
         )
     advice = {
         TIERS[0].name: "Hand over",
@@ -77,6 +77,16 @@ def _by_tier(own: Verdict) -> str:
         TIERS[2].name: "Do not hand over with this recipe",
     }[own.tier]
     return f"{advice}: {_grounds(own)}."
+
+
+def _without(own: Verdict) -> str:
+    """Which benchmarks leave the mean retention undefined."""
+    names = [BENCHMARKS[name] for name in own.names if isinstance(own.by_benchmark[name].retention, Undefined)]
+    if not names:
+        return ""
+    return (
+        f" Retention on {', '.join(names)} is undefined, and with it the mean: give more items there, or leave it out."
+    )
 
 
 def _grounds(own: Verdict) -> str:

@@ -74,7 +74,11 @@ def fig4_coqa_drift(results: Results, stem: Path) -> None:
 
 
 def curves(results: Results) -> pd.DataFrame:
-    """What figure 4 draws: a row a (pair, protocol, system, turn) with F1 in percent and drift in points."""
+    """What figure 4 draws: a row a (pair, protocol, system, turn) with F1 in percent and drift in points.
+
+    Raises:
+        KvferryError: no pair answers CoQA.
+    """
     pairs = coqa_pairs(results)
     if not pairs:
         raise KvferryError("fig4_coqa_drift: no pair of this configuration answers CoQA; name some in coqa.pairs")

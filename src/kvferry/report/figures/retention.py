@@ -48,7 +48,11 @@ def fig8_retention(results: Results, stem: Path) -> None:
 
 
 def retention_bars(results: Results) -> pd.DataFrame:
-    """What figure 8 draws: a row for each (benchmark, pair, system), retention in percent or the word `undefined`."""
+    """What figure 8 draws: a row for each (benchmark, pair, system), retention in percent or the word `undefined`.
+
+    Raises:
+        KvferryError: none of its benchmarks is run.
+    """
     names = [name for name in BARS if name in results.benchmarks]
     if not names:
         raise KvferryError(f"fig8_retention: needs one of {', '.join(BARS)}; add it to evaluation.benchmarks")
