@@ -55,6 +55,15 @@ def test_replies_are_those_of_a_session_that_switches_at_the_same_places(chat, s
     assert out == "".join(wanted)
 
 
+@pytest.mark.parametrize("how", [("ascii", "surrogateescape"), ("utf-8", "surrogateescape"), ("utf-8", "strict")])
+def test_many_lines_are_read_from_a_stream_of_bytes_whatever_its_encoding_was(how, results, monkeypatch, capsys):
+    lines = io.BytesIO("Où?\n/switch\nà neuf\n".encode())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(lines, *how))
+    arguments = ["chat", "--mapper", str(mapper_of(results, SMALL, LARGE)), "--max-new-tokens", "2"]
+    assert main(arguments) == 0
+    assert capsys.readouterr().err.count("goes on: ") == 1
+
+
 def test_it_is_told_whose_each_reply_is(chat):
     _, _, told = chat(FIRST, "/switch", SECOND, "/switch", THIRD)
     assert re.findall(r"^\[(\S+):\]$", told, re.MULTILINE) == [SMALL, LARGE, SMALL]

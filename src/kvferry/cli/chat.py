@@ -119,6 +119,8 @@ class Chat:
         self.said = self.session.generate(self.limit, stop=self.turns.stop, stream=say)
         self.replies.append((self.session.model, self.said))
         print(flush=True)
+        if not self.said.text.strip():
+            note("it ended without a word")
 
     def switch(self) -> None:
         """The other model goes on."""

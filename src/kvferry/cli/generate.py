@@ -125,8 +125,10 @@ def read_prompt(file: str) -> str:
 
 def read_input() -> TextIO:
     """Stdin as UTF-8 text, in which other bytes are a ValueError."""
-    if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+    own = sys.stdin
+    # Once: what was read from cannot be changed any more.
+    if isinstance(own, TextIOWrapper) and (own.encoding.lower(), own.errors) != ("utf-8", "strict"):
+        own.reconfigure(encoding="utf-8", errors="strict")
     return sys.stdin
 
 
