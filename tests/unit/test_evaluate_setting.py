@@ -67,6 +67,11 @@ def who(tmp_path):
 BOTH, BENCHMARK, CHUNKS = {"winogrande", PERPLEXITY}, {"winogrande"}, {PERPLEXITY}
 
 
+def in_words(value):
+    """The same in every process, unlike the order of a set."""
+    return " and ".join(sorted(value)) or "none" if isinstance(value, set) else str(value)
+
+
 @pytest.mark.parametrize(
     ("change", "decides"),
     [
@@ -84,7 +89,7 @@ BOTH, BENCHMARK, CHUNKS = {"winogrande", PERPLEXITY}, {"winogrande"}, {PERPLEXIT
         ({"evaluation": {"cache_mb": 9}}, set()),
         ({"evaluation": {"benchmarks": {"winogrande": {"limit": 9}}, "full": True}}, set()),
     ],
-    ids=str,
+    ids=in_words,
 )
 def test_a_setting_decides_the_records_that_depend_on_it(change, decides, setting, who):
     before, after = setting(), setting(**change)
@@ -105,7 +110,7 @@ def test_a_setting_decides_the_records_that_depend_on_it(change, decides, settin
         ({"limits": {"winogrande": None}}, BENCHMARK),
         ({"limits": {"winogrande": 4, "hellaswag": 4}}, set()),
     ],
-    ids=str,
+    ids=in_words,
 )
 def test_a_contestant_decides_its_records(change, decides, setting, who):
     own = setting()

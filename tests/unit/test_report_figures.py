@@ -8,6 +8,7 @@ import pytest
 from matplotlib import color_sequences
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from test_report_inputs import CONFIG, PAIRS, accuracy_items, build, only, write_native
 
 from kvferry.errors import KvferryError
@@ -104,6 +105,18 @@ def test_a_figure_without_any_bar_still_has_its_legend(tmp_path, saved):
     FIGURES["fig8_retention"](Results.load(tmp_path, CONFIG, PAIRS), tmp_path / "fig8")
     texts = [text.get_text() for text in saved[0].legends[0].get_texts()]
     assert texts == ["source alone", "transfer", "target = 100 %"]
+
+
+@pytest.mark.parametrize(("width", "columns"), [(8, 3), (3, 2), (1, 1)])
+def test_a_legend_has_as_many_columns_as_the_figure_has_room_for(width, columns):
+    with style.house_style():
+        figure = Figure(figsize=(width, 3), layout="constrained")
+        handles = [Line2D([], [], label=label) for label in ("source alone", "transfer", "target = 100 %")]
+        legend = style.legend_below(figure, handles, 3)
+        figure.draw_without_rendering()
+        assert legend._ncols == columns
+        assert figure.legends == [legend]
+        assert columns == 1 or legend.get_window_extent().width <= figure.bbox.width
 
 
 def test_files_are_equal_on_two_runs(tmp_path, probe, monkeypatch):

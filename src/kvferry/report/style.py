@@ -12,7 +12,9 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 
 from kvferry.files import write_text, written_whole
 from kvferry.records import ZERO_CACHE
@@ -83,6 +85,16 @@ def of_pair(index: int) -> dict[str, str]:
 def entitle(figure: Figure, text: str) -> None:
     """Write a title over the figure, in as many lines as its width asks for."""
     figure.suptitle(textwrap.fill(text, int(CHARACTERS_AN_INCH * figure.get_figwidth())))
+
+
+def legend_below(figure: Figure, handles: list[Artist], most: int) -> Legend:
+    """Put a legend under a figure, in as many columns as its width has room for, `most` at the most."""
+    for columns in range(most, 1, -1):
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+        if legend.get_window_extent().width <= figure.bbox.width:
+            return legend
+        legend.remove()
+    return figure.legend(handles=handles, loc="outside lower center", frameon=False)
 
 
 def span(values: pd.Series) -> str:

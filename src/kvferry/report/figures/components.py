@@ -51,7 +51,7 @@ def fig7_component_removal(results: Results, stem: Path) -> None:
             line[0].set_ylabel(pair)
         for ax, name in zip(axes[-1], names, strict=True):
             ax.set_xlabel(_unit(name))
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=3, frameon=False)
+        style.legend_below(figure, _legend(), 3)
         style.entitle(
             figure,
             "Parts of the method removed; error bars: 95 %, Wilson for accuracies, bootstrap over chunks otherwise "

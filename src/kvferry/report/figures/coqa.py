@@ -68,7 +68,7 @@ def fig4_coqa_drift(results: Results, stem: Path) -> None:
         for ax in axes[-1]:
             ax.set_xlabel("turn of the conversation")
         axes[0][0].set_ylim(0, 1.05 * float(drawn[["f1", "f1" + HIGH]].astype(float).max(axis=None)))
-        figure.legend(handles=_legend(results), loc="outside lower center", ncols=min(len(pairs), 2), frameon=False)
+        style.legend_below(figure, _legend(results), min(len(pairs), 2))
         style.entitle(figure, _title(results))
         style.save(figure, drawn, stem)
 

@@ -49,7 +49,7 @@ def fig10_correlation(results: Results, stem: Path) -> None:
         for ax, name in zip(axes, LABELS, strict=True):
             _panel(ax, results, drawn, name, _r(table, name))
         axes[0].set_ylabel("HellaSwag retention, %")
-        figure.legend(handles=_legend(results, found), loc="outside lower center", ncols=4, frameon=False)
+        style.legend_below(figure, _legend(results, found), 4)
         style.entitle(figure, _title(found, len(drawn)))
         style.save(figure, found, stem)
 

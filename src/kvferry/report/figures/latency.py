@@ -47,7 +47,7 @@ def fig9_latency(results: Results, stem: Path) -> None:
             _panel(ax, rows, f"{pair}, {variant}", results.transfers[pair, variant, LATENCY])
         for ax in axes[len(groups) :]:
             ax.set_axis_off()
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=3, frameon=False)
+        style.legend_below(figure, _legend(), 3)
         style.entitle(figure, f"Median and 10 to 90 % of {style.span(drawn['trials'])} trials; {_conditions(results)}")
         style.save(figure, drawn, stem)
 

@@ -46,7 +46,7 @@ def fig6_accuracy_vs_k(results: Results, stem: Path) -> None:
             _panel(ax, drawn, name, results)
         for ax in axes[len(names) :]:
             ax.set_axis_off()
-        figure.legend(handles=_legend(results, sweep), loc="outside lower center", ncols=across, frameon=False)
+        style.legend_below(figure, _legend(results, sweep), across)
         style.entitle(
             figure, f"Bands: 95 %, Wilson for accuracies, bootstrap over chunks for KL ({results.draws:,} resamples)"
         )

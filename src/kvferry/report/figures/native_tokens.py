@@ -46,7 +46,7 @@ def fig11_native_tokens(results: Results, stem: Path) -> None:
             )
             _panel(right, rows, "added_ms", title)
             right.set_ylabel("added to the hand-off, ms")
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=2, frameon=False)
+        style.legend_below(figure, _legend(), 2)
         bands = f"95 % bootstrap over chunks ({results.draws:,} resamples) for KL, 10 to 90 % of trials for time"
         style.entitle(figure, f"Tokens that the target computes itself. Bands: {bands}")
         style.save(figure, drawn, stem)

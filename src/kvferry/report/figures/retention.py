@@ -39,7 +39,7 @@ def fig8_retention(results: Results, stem: Path) -> None:
         axes[0].set_ylabel("retention, % of the target's accuracy")
         # Set once over all panels: they share the axis, and the first panel alone may be lower than the others.
         axes[0].set_ylim(0, 1.05 * np.nanmax([100, *drawn["retention" + HIGH].astype(float)]))
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=3, frameon=False)
+        style.legend_below(figure, _legend(), 3)
         style.entitle(
             figure,
             f"Transfer: {results.headline_names}; error bars: 95 % paired bootstrap over items, {results.draws:,} resamples",
