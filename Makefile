@@ -32,9 +32,9 @@ docs: setup
 pictures: setup
 	@$(BIN)/python docs/pictures.py figures
 
-# Two files of tests at a time; those of the default family, which share its results, in one process.
+# Two files of tests at a time.
 test: setup
-	@$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

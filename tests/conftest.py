@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import zipfile
@@ -193,11 +194,14 @@ def write_wheel(path: Path, tables: dict[str, list[dict]], requests: dict[str, l
     return path
 
 
-def pytest_collection_modifyitems(items):
-    """Where several processes test, one takes a whole file, and one all files that work on the family's results."""
-    for item in items:
-        group = "family" if item.get_closest_marker("family") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Where several processes test, tests that work on the family's results take turns, with all that their fixtures do."""
+    if item.get_closest_marker("family") is None:
+        return (yield)
+    with (item.config.rootpath / "results" / ".tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return (yield)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -56,6 +56,7 @@ def dump_of(model, directory, name="model", how=HOW, sides=SIDES, tokenizer="sam
         "config_sha256": f"config of {name}",
         "tokenizer_sha256": tokenizer,
         "weights_id": f"weights of {name}",
+        "origin": "of a test",
     }
     write_dump(model, card, sides, how, directory / name, row_weights=row_weights)
     return directory / name

@@ -82,7 +82,7 @@ def test_a_manifest_says_all_that_the_mapper_is(dumps, artifact):
     assert manifest["recipe"] == recipe()
     assert manifest["source"] == indices["source"]["identity"]
     assert manifest["target"] == indices["target"]["identity"]
-    assert {"config_sha256", "tokenizer_sha256", "weights_id", "model"} == set(manifest["source"])
+    assert {"config_sha256", "tokenizer_sha256", "weights_id", "model", "origin"} == set(manifest["source"])
     assert manifest["calibration"] == HOW
     assert len(manifest["calibration_sha256"]) == 64
     assert manifest["rows"] == ROWS

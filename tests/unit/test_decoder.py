@@ -109,6 +109,6 @@ def test_cut_weights_of_a_vision_model_are_refused_in_one_sentence(tiny_model, w
     weights.write_bytes(weights.read_bytes()[:-40])
     with pytest.raises(KvferryError, match=r"model tiny cannot be loaded \(.+\); delete"):
         load_model(tmp_path / "tiny")
-    with pytest.raises(KvferryError, match=r"models\.yaml: tiny: .+; this model cannot be used"):
+    with pytest.raises(KvferryError, match=r"model tiny: .+; this model cannot be used"):
         prepare_by_reference("tiny", entry, tmp_path / "again")
     assert not (tmp_path / "again").exists()

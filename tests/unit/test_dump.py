@@ -24,6 +24,7 @@ CARD = {
     "config_sha256": "c",
     "tokenizer_sha256": "t",
     "weights_id": "w",
+    "origin": "of a test",
 }
 
 
@@ -146,7 +147,9 @@ def test_a_plain_dump_is_made_by_the_models_own_attention(model, sequences, tmp_
 def test_the_index_names_model_geometry_recipe_and_shards(model, sequences, tmp_path):
     write_dump(model, CARD, sequences, how(3), tmp_path)
     index = read_index(tmp_path)
-    assert index["identity"] == {key: CARD[key] for key in ("model", "config_sha256", "tokenizer_sha256", "weights_id")}
+    assert index["identity"] == {
+        key: CARD[key] for key in ("model", "origin", "config_sha256", "tokenizer_sha256", "weights_id")
+    }
     assert index["geometry"] == {"layers": 2, "kv_heads": 2, "head_dim": 8}
     assert index["calibration"] == how(3)
     assert [(shard["side"], shard["sequences"]) for shard in index["shards"]] == [

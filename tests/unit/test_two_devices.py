@@ -203,6 +203,7 @@ def test_a_dump_of_a_model_that_is_spread_holds_the_same_rows(row_weights, tmp_p
         "config_sha256": "c",
         "tokenizer_sha256": "t",
         "weights_id": "w",
+        "origin": "of a test",
     }
     ids, how = {"fit": tokens(3, 20)}, {"stride": 3, "corpus": "prose"}
     write_dump(models()[1], card, ids, how, tmp_path / "one", row_weights=row_weights)

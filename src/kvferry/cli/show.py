@@ -102,9 +102,10 @@ def _words(settings: dict[str, Any]) -> str:
 
 
 def _model(identity: dict[str, str]) -> str:
-    """A model's name, with what tells it from another of that name."""
+    """A model's name and origin, with what tells it from another of that name."""
     ids = {"config": "config_sha256", "tokenizer": "tokenizer_sha256", "weights": "weights_id"}
-    return f"{identity['model']} ({', '.join(f'{what} {identity[key][:HASH_SHOWN]}' for what, key in ids.items())})"
+    hashes = ", ".join(f"{what} {identity[key][:HASH_SHOWN]}" for what, key in ids.items())
+    return f"{identity['model']}, {identity['origin']} ({hashes})"
 
 
 def _r2(layers: dict[str, list[float]]) -> str:

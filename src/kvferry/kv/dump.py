@@ -92,7 +92,7 @@ def write_dump(
                 shards.append({"file": path.name, "side": side, "sequences": len(part), "sha256": sha256_file(path)})
                 progress.update(len(part))
     geometry = {key: card[key] for key in ("layers", "kv_heads", "head_dim")}
-    identity = {key: card[key] for key in ("model", "config_sha256", "tokenizer_sha256", "weights_id")}
+    identity = {key: card[key] for key in ("model", "origin", "config_sha256", "tokenizer_sha256", "weights_id")}
     index = {
         "identity": identity,
         "geometry": geometry,

@@ -36,6 +36,7 @@ CARD = "card.json"
 READ = (
     "model",
     "kind",
+    "origin",
     "location",
     "layers",
     "kv_heads",
