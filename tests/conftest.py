@@ -254,3 +254,11 @@ def half_split_model(request):
 def write_wheel_fixture():
     """The function `write_wheel`."""
     return write_wheel
+
+
+@pytest.fixture(scope="session")
+def tiny_project(tmp_path_factory, tiny_model, tokenizer, write_wheel):
+    """The directory of a project of two tiny models of which nothing is run yet; a test works on a copy."""
+    import tiny  # beside the tests of the workflow, which alone ask for it
+
+    return tiny.write_project(tmp_path_factory.mktemp("tiny"), tiny_model, tokenizer, write_wheel)
