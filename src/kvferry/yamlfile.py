@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -17,11 +18,24 @@ def read_yaml(path: Path) -> object:
     """
     try:
         # `_Loader` is a SafeLoader: it builds plain values only.
-        return yaml.load(path.read_bytes(), Loader=_Loader)
+        value = yaml.load(path.read_bytes(), Loader=_Loader)
     except OSError as error:
         raise KvferryError(f"{path}: {error.strerror}; create the file or correct its path") from error
     except yaml.YAMLError as error:
         raise KvferryError(_yaml_sentence(path, error)) from error
+    if _holds_itself(value, ()):
+        raise KvferryError(f"{path}: an alias (*) stands within what it refers to; write it out there")
+    return value
+
+
+def _holds_itself(value: Any, around: tuple[int, ...]) -> bool:
+    """Whether a list or mapping is part of itself; `around`: those that this one is in."""
+    if not isinstance(value, dict | list):
+        return False
+    if id(value) in around:
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    return any(_holds_itself(part, (*around, id(value))) for part in parts)
 
 
 class _Loader(yaml.SafeLoader):

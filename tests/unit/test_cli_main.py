@@ -3,13 +3,14 @@
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from small_commands import refusal, run
 
 from kvferry import __version__
 from kvferry.cli import verdict
-from kvferry.cli.main import COMMANDS
+from kvferry.cli.main import COMMANDS, main
 from kvferry.errors import KvferryError
 
 
@@ -91,3 +92,25 @@ def test_a_reader_that_has_enough_ends_the_command_quietly():
     )
     assert done.stdout == "line\n"
     assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_output_that_cannot_be_written_is_said_in_one_line(tmp_path):
+    code = (
+        "import sys\nfrom kvferry.cli import main, verdict\nverdict.run = lambda args: print('a page') or 0\n"
+        "sys.exit(main(['verdict', 'a']))"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("kvferry verdict: the disk is full")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_read_is_said_in_one_line(monkeypatch, capsys):
+    def read(args):
+        raise IsADirectoryError(21, "Is a directory", "weights")
+
+    monkeypatch.setattr(verdict, "run", read)
+    assert main(["verdict", "a"]) == 1
+    assert capsys.readouterr().err == "kvferry verdict: weights: Is a directory\n"

@@ -204,8 +204,10 @@ def test_k_beyond_the_layers_is_refused(wrong):
     assert "7 is more than the 6 layers of the source" in wrong("--k", "1,7")
 
 
-def test_an_existing_config_is_not_overwritten(wrong):
-    assert "config/ci.yaml: is there already" in wrong(name="ci")
+def test_an_existing_config_is_not_overwritten(wrong, new):
+    assert "config/ci.yaml: is no config that `kvferry new` wrote" in wrong(name="ci")
+    new(name="mine")
+    assert "config/mine.yaml: is there already" in wrong(name="mine")
 
 
 def test_the_name_of_a_known_pair_is_refused(wrong):
@@ -267,3 +269,12 @@ def test_the_text_is_checked_before_it_is_written(wrong, monkeypatch):
 def test_the_text_is_plain_yaml(new, workplace):
     new()
     assert yaml.safe_load((workplace / FILE).read_text())["headline"] == "ridge_k2"
+
+
+def test_a_config_that_nobody_wrote_with_this_command_is_never_overwritten(models, workplace, capsys):
+    shipped = workplace / "config/config.yaml"
+    before = shipped.read_text()
+    for force in ([], ["--force"]):
+        message = refusal(capsys, "new", "config", "--source", models["small"], "--target", models["big"], *force)
+        assert "is no config that `kvferry new` wrote; choose another name" in message
+    assert shipped.read_text() == before

@@ -334,6 +334,9 @@ WRONG_TOGETHER = [
         "variants.k-k2",
         ["sweeps.k.over", "rename"],
     ),
+    ({("results",): "config/mine"}, "results", ["'config/mine' is a folder of the repository itself"]),
+    ({("results",): "results/mine", ("figures",): "results/mine"}, "figures", ["overlap; keep them apart"]),
+    ({("results",): "results", ("figures",): "results/figures"}, "figures", ["overlap; keep them apart"]),
     ({("fit",): {"memory_mb": 20}}, "fit.memory_mb", ["20 MB is too little", "8 source layers", "need at least"]),
     (
         {("fit",): {"memory_mb": 20}, ("variants",): {"m": MLP, "r": RECIPE}, ("headline",): "m"},
@@ -504,6 +507,20 @@ BROKEN_YAML = [
     ("? [a]\n: 1\n", "line 1"),
     ("a: !!python/name:os.system\n", "line 1"),
 ]
+
+
+@pytest.mark.parametrize("text", ["a: &own [1, *own]\n", "a: &own\n  b: {c: *own}\n"])
+def test_yaml_that_holds_itself_is_refused(tmp_path, text):
+    path = tmp_path / "endless.yaml"
+    path.write_text(text)
+    with pytest.raises(KvferryError, match=r"an alias \(\*\) stands within what it refers to"):
+        read_yaml(path)
+
+
+def test_an_alias_may_be_used_twice(tmp_path):
+    path = tmp_path / "twice.yaml"
+    path.write_text("a: &own [1]\nb: [*own, *own]\n")
+    assert read_yaml(path) == {"a": [1], "b": [[1], [1]]}
 
 
 @pytest.mark.parametrize(("text", "part"), BROKEN_YAML)

@@ -319,3 +319,12 @@ def test_fewer_sequences_are_the_first_shards_of_more(model, sequences, tmp_path
     more, fewer = (read_json(tmp_path / name / INDEX)["shards"] for name in ("more", "fewer"))
     assert fewer == more[:1]
     assert contents(tmp_path / "fewer")["fit-00000.safetensors"] == contents(tmp_path / "more")["fit-00000.safetensors"]
+
+
+def test_sequences_longer_than_the_models_positions_are_refused_before_anything_is_read(model, tmp_path):
+    most = model.config.max_position_embeddings
+    with pytest.raises(
+        KvferryError, match=rf"calibration\.length: {most + 1:,} tokens are more than the {most:,} positions"
+    ):
+        write_dump(model, CARD, {"fit": torch.ones(1, most + 1, dtype=torch.long)}, how(), tmp_path)
+    assert list(tmp_path.iterdir()) == []

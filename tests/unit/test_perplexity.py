@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from kvferry.errors import KvferryError
 from kvferry.evaluate.controls import Passthrough, ZeroCache
 from kvferry.evaluate.perplexity import BATCH, METRICS, Cut, measure_chunks
 from kvferry.kv.handoff import Handoff, Native
@@ -204,3 +205,10 @@ def test_the_source_reads_each_prefix_once_and_the_target_each_chunk_once_for_it
 def test_a_prefill_that_does_not_fit_is_read_once_a_system(source, model, mappers, chunks):
     systems = handoffs(source, model, mappers, Memory(0))
     assert tokens_read(source, lambda: measured(systems, chunks)) == len(mappers) * COUNT * (PREFIX - 1)
+
+
+def test_chunks_longer_than_the_targets_positions_are_refused(tiny_model):
+    own = Native(tiny_model("llama", 2))
+    most = own.target.config.max_position_embeddings
+    with pytest.raises(KvferryError, match=r"perplexity\.prefix and perplexity\.scored together: "):
+        measure_chunks(own, {"native": own}, torch.ones(1, most + 1, dtype=torch.long), Cut(most - 8, 1), Memory())

@@ -17,7 +17,7 @@ def tokens_of(prompt: Prompt, loaded: Loaded, special: bool) -> list[int]:
     """A prompt as tokens. special: a string gets the tokenizer's special tokens (the begin token, where it has one).
 
     Raises:
-        KvferryError: it is a batch, holds no tokens, or tokens that the model does not have.
+        KvferryError: it is neither text nor tokens, is a batch, holds no tokens, or tokens that the model does not have.
     """
     rows = _listed(prompt, loaded, special)
     if not rows:
@@ -41,6 +41,8 @@ def _listed(prompt: Prompt, loaded: Loaded, special: bool) -> list[Any]:
         return list(loaded.tokenizer(prompt, add_special_tokens=special)["input_ids"])
     if isinstance(prompt, Tensor):
         return prompt.reshape(-1).tolist() if prompt.ndim == 0 else prompt.tolist()
+    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+        raise KvferryError(f"the prompt is a {type(prompt).__name__}; give a text or token ids")
     return list(prompt)
 
 
@@ -50,7 +52,7 @@ def check_count(name: str, value: int) -> None:
     Raises:
         KvferryError: it is.
     """
-    if not isinstance(value, int):
+    if not isinstance(value, int) or isinstance(value, bool):
         raise KvferryError(f"{name}: {value!r} is no whole number; give one of 1 or more")
     if value < 1:
         raise KvferryError(f"{name}: {value} is too little; it must be 1 or more")

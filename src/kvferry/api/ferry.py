@@ -93,6 +93,8 @@ class Ferry:
         mask = torch.ones(batch, slots, dtype=torch.long) if attention_mask is None else attention_mask
         given = {"attention_mask": mask} | ({} if input_ids is None else {"input_ids": input_ids})
         for name, tensor in given.items():
+            if not isinstance(tensor, Tensor):
+                raise KvferryError(f"{name} is a {type(tensor).__name__}; give a tensor [batch, slots]")
             if tensor.shape != (batch, slots):
                 raise KvferryError(
                     f"{name} is {list(tensor.shape)}, but the source cache has {batch} rows of {slots} slots; give them alike"

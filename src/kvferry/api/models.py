@@ -63,7 +63,7 @@ def _check_compute(device: str, dtype: str) -> None:
         raise KvferryError(f"dtype: {dtype!r} is not known; use one of {', '.join(SIZE_OF)}")
     try:
         kind = torch.device(device).type
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise KvferryError(f"device: {device!r} is no device of torch; use cpu or cuda") from error
     if kind not in DEVICES:
         raise KvferryError(f"device: {device!r} is not supported; use one of {', '.join(DEVICES)}")

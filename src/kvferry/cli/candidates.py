@@ -115,6 +115,8 @@ def find(name: str, project: Project | None) -> Candidate:
         return Candidate(name, entry, True, *_registered(name, entry, project))
     if name and Path(name).is_dir():
         return Candidate(name, {"kind": "local", "path": name}, False, *_read(name, Path(name)))
+    if name and Path(name).is_file():
+        raise KvferryError(f"{name}: is a file; give the directory that it is in")
     asked = REPOSITORY.fullmatch(name)
     if not asked:
         raise KvferryError(

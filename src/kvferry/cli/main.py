@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from kvferry import __version__
 from kvferry.errors import KvferryError
+from kvferry.trouble import in_words
 
 # In the order of the help; one line adds a command.
 COMMANDS = (
@@ -59,10 +60,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"kvferry {given.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has enough; what Python still flushes at its exit then goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        _say_machine(given.command, error)
         return FAILED
+
+
+def _say_machine(command: str, error: OSError) -> None:
+    """What the machine refused, in one line; a reader of our output that has enough of it is no trouble."""
+    if not isinstance(error, BrokenPipeError):
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"kvferry {command}: {in_words(error) or where + (error.strerror or str(error))}", file=sys.stderr)
+    if error.filename is None:
+        # It was our output: what Python still flushes at its exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> Parser:

@@ -27,6 +27,7 @@ KS = (
     "half the source's layers is the headline, which answers all benchmarks"
 )
 ITEMS = "items of a benchmark (default: 100); how much else is measured stands in the config, to be edited there"
+WRITTEN_BY = "Written by `kvferry new`"
 REGISTRIES = ("wheels", "models", "corpora", "pairs")
 
 
@@ -56,12 +57,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         KvferryError: there is one of that name, a model cannot be read, the pair cannot transfer, or the file cannot be written.
     """
+    file = Path("config") / f"{args.name}.yaml"
+    _check_free(file, args.force)
     from kvferry.cli.settings import Wanted
     from kvferry.cli.writing import write_config
 
-    file = Path("config") / f"{args.name}.yaml"
-    if file.exists() and not args.force:
-        raise KvferryError(f"{file}: is there already; choose another name, or overwrite it with --force")
     wanted = Wanted(args.k, args.sequences, args.items, args.device, args.dtype)
     written = write_config(file, args.source, args.target, wanted)
     print(f"{file} is written: every choice has a comment there.")
@@ -70,6 +70,14 @@ def run(args: argparse.Namespace) -> int:
     print(f"the answer          kvferry verdict {args.name} --config {file}")
     print(f"the mapper          {written.mapper}")
     return 0
+
+
+def _check_free(file: Path, force: bool) -> None:
+    """Refuse to overwrite what is not to be, before anything takes time."""
+    if file.exists() and WRITTEN_BY not in file.read_text(encoding="utf-8", errors="replace"):
+        raise KvferryError(f"{file}: is no config that `kvferry new` wrote; choose another name")
+    if file.exists() and not force:
+        raise KvferryError(f"{file}: is there already; choose another name, or overwrite it with --force")
 
 
 def _name(text: str) -> str:

@@ -18,6 +18,7 @@ from kvferry.evaluate.finite import check_finite, named
 from kvferry.files import fingerprint
 from kvferry.kv.handoff import System, read
 from kvferry.kv.prefill import Memory, Span
+from kvferry.prepare.decoder import check_positions
 from kvferry.progress import bar
 from kvferry.records import NEXT_TOKEN_KL, PERPLEXITY, TOP1_AGREEMENT, Item
 
@@ -50,8 +51,9 @@ def measure_chunks(own: System, systems: Mapping[str, System], chunks: Tensor, c
     that systems share is cleared after each batch, whose prefills no later one asks for.
 
     Raises:
-        KvferryError: what a system makes of a chunk is not finite.
+        KvferryError: chunks are longer than the target's positions, or what a system makes of one is not finite.
     """
+    check_positions(own.target.config, chunks.shape[1], "perplexity.prefix and perplexity.scored together")
     found: Found = {name: {measure: [] for measure in METRICS} for name in systems}
     with bar(len(chunks), "perplexity", "chunk") as progress:
         for first, batch in zip(range(0, len(chunks), BATCH), chunks.split(BATCH), strict=True):

@@ -29,6 +29,7 @@ from kvferry.kv.cache import cache_layers, forward, make_cache
 from kvferry.kv.marked import is_marked, write_marked
 from kvferry.kv.rope import Rotation, check_rotation, rotation
 from kvferry.prepare.calibration import Side
+from kvferry.prepare.decoder import check_positions
 from kvferry.progress import bar
 
 INDEX = "index.json"
@@ -76,9 +77,11 @@ def write_dump(
     of a dump without, since the attention that is observed sums in another order.
 
     Raises:
-        KvferryError: the rotary layout is not understood, a key, value or weight is not finite, or attention cannot be observed.
+        KvferryError: the rotary layout is not understood, a sequence is longer than the model's positions, a key, value or
+            weight is not finite, or attention cannot be observed.
     """
     check_rotation(model)
+    check_positions(model.config, max(ids.shape[1] for ids in sequences.values()), "calibration.length")
     check_room(directory, _bytes_to_come(model, card, sequences, how["stride"], directory, row_weights), "the dump")
     shards = []
     with bar(sum(map(len, sequences.values())), f"dump {card['model']}", "seq") as progress:

@@ -6,6 +6,7 @@ Does not know cards, nor which architectures can transfer.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from kvferry.config import Geometry
-from kvferry.errors import first_line
+from kvferry.errors import KvferryError, first_line
 
 # Where a decoder's weights lie inside a larger model: in the hub's layout, and in the one that transformers itself has now.
 INSIDE = {
@@ -54,6 +55,17 @@ def geometry_of(config: PreTrainedConfig) -> Geometry:
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return Geometry(config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or heads, head_dim)
+
+
+def check_positions(config: PreTrainedConfig, tokens: int, key: str) -> None:
+    """Refuse texts that are longer than the model has positions for; `key` says where in a config their length stands.
+
+    Raises:
+        KvferryError: they are.
+    """
+    most = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or math.inf
+    if tokens > most:
+        raise KvferryError(f"{key}: {tokens:,} tokens are more than the {most:,} positions of a model; lower it")
 
 
 def _has_head(location: Path) -> bool:

@@ -134,7 +134,7 @@ def _number(value: object, name: str) -> str:
     sign = "+" if name.endswith(DIFFERENCE) else ""
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer() and abs(value) >= 1e4):
         return f"{int(value):{sign},}"
-    return f"{value:{sign}.{_decimals(name)}f}" if isinstance(value, float) else str(value)
+    return f"{value:{sign}z.{_decimals(name)}f}" if isinstance(value, float) else str(value)
 
 
 def _decimals(name: str) -> int:
