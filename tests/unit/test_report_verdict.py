@@ -7,7 +7,7 @@ from test_report_controls import row, with_records
 from test_report_inputs import CONFIG, PAIRS, accuracy_items, build, only, write_measures, write_native, write_transfer
 from test_report_sweeps import PAIR, build_swept, load
 
-from kvferry.records import ATTENTION_COSINE, LATENCY, Item, Record
+from kvferry.records import ATTENTION_COSINE, LATENCY, NEXT_TOKEN_KL, RANDOM_MAPPER, Item, Record
 from kvferry.report.inputs import Results
 from kvferry.report.tables import write_table
 from kvferry.report.tables.verdict import NEVER, NOT_MEASURED, verdict
@@ -258,6 +258,23 @@ def test_a_recipe_that_gains_nothing_on_the_other_chunks_is_said_not_to(tmp_path
     text = page(results, verdict_of(results, results.pairs[0]))
     assert "next-token KL +0 [+0, +0] nats a token beside `ridge_k8`" in text
     assert "on chunks that did not choose it. These do not tell it from `ridge_k8`." in text
+
+
+@pytest.mark.parametrize(
+    ("nats", "told"),
+    [(5.0, "less that of a random mapper, -4.8 [-4.8, -4.8]"), (0.2, "do not tell it from a random one")],
+)
+def test_a_mapper_is_held_against_a_random_one(tmp_path, nats, told):
+    root = build_swept(tmp_path)
+    results = load(root)
+    own = results.transfers[PAIR, "ridge_k8", NEXT_TOKEN_KL]
+    control = replace(own, system=RANDOM_MAPPER, items=[replace(item, score=nats) for item in own.items])
+    results = judged(results)
+    results = replace(results, transfers={**results.transfers, (PAIR, RANDOM_MAPPER, NEXT_TOKEN_KL): control})
+    object.__setattr__(results, "held_out_benchmarks", [])
+    text = page(results, verdict_of(results, results.pairs[0]))
+    assert told in text
+    assert ("Do not use this mapper" in text) == (nats == 0.2)
 
 
 def test_pages_are_written_one_a_pair_and_again_the_same(tmp_path):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvferry.records import ATTENTION_COSINE, LATENCY, NEXT_TOKEN_KL, PERPLEXITY
+from kvferry.records import ATTENTION_COSINE, LATENCY, NEXT_TOKEN_KL, PERPLEXITY, RANDOM_MAPPER
 from kvferry.report import compare
 from kvferry.report.best import best_recipe
 from kvferry.report.inputs import SOURCE, Pair, Results
@@ -78,6 +78,7 @@ class Verdict:
 
     names: the benchmarks that the judgement is of; none if neither all five nor HellaSwag were run. possible: the worst and the
     best tier that the intervals leave open. beside_source: mean accuracy less that of the source alone, a fraction.
+    beside_random: next-token KL less that of a random mapper, nats a token.
     """
 
     pair: Pair
@@ -90,6 +91,7 @@ class Verdict:
     gap: Quantity
     gap_in_perplexity: Quantity
     kl: Sampled
+    beside_random: Sampled | None
     cosine: Sampled | None
     by_benchmark: Mapping[str, Kept]
     pace: Pace | None
@@ -133,6 +135,7 @@ def verdict_of(results: Results, pair: Pair) -> Verdict:
         compare.gap_recovered_on_average(results, pair, system, names) if names else NO_BENCHMARK,
         compare.gap_recovered(results, pair, system, PERPLEXITY, log=True),
         compare.together(results, pair, (system,), NEXT_TOKEN_KL)[0],
+        _beside_random(results, pair, system),
         cosine,
         {name: _kept(results, pair, system, name) for name in (*results.benchmarks, *results.held_out_benchmarks)},
         _pace(results, pair, system),
@@ -160,6 +163,13 @@ def _cosine(results: Results, pair: Pair, system: str) -> Sampled | None:
     if not has_record(results, pair, system, ATTENTION_COSINE):
         return None
     return compare.together(results, pair, (system,), ATTENTION_COSINE)[0]
+
+
+def _beside_random(results: Results, pair: Pair, system: str) -> Sampled | None:
+    """None where the controls were not run on this pair."""
+    if not has_record(results, pair, RANDOM_MAPPER, NEXT_TOKEN_KL):
+        return None
+    return compare.gained(results, pair, system, RANDOM_MAPPER, NEXT_TOKEN_KL)
 
 
 def _possible(retention: Quantity, cosine: Sampled | None) -> tuple[Tier, Tier]:

@@ -51,6 +51,8 @@ def page(results: Results, own: Verdict) -> str:
 
 def _advice(own: Verdict) -> list[str]:
     lines = [_by_tier(own), _by_source(own), _by_pace(own)]
+    if own.beside_random is not None and own.beside_random.interval()[1] >= 0:
+        lines.insert(0, "Do not use this mapper: by next-token KL these samples do not tell it from a random one.")
     weakest = own.weakest
     if weakest is not None:
         kept = own.by_benchmark[weakest]
@@ -135,7 +137,8 @@ def _quality(own: Verdict) -> list[str]:
     lines += [
         f"{BENCHMARKS[name]}: {_percent(kept.retention)} (n = {kept.n:,})." for name, kept in own.by_benchmark.items()
     ]
-    lines.append(f"Next-token KL to the target's own: {_number(own.kl, 3)} nats a token.")
+    beside = "" if own.beside_random is None else f"; less that of a random mapper, {_small(own.beside_random)}"
+    lines.append(f"Next-token KL to the target's own: {_number(own.kl, 3)} nats a token{beside}.")
     return [*lines, f"Attention-output cosine: {_cosine(own)}."]
 
 
