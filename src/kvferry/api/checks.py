@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from kvferry.errors import KvferryError
+from kvferry.prepare.decoder import positions_of
 from kvferry.prepare.models import Loaded
 
 Prompt = str | Sequence[int] | Tensor
@@ -58,19 +59,15 @@ def check_count(name: str, value: int) -> None:
         raise KvferryError(f"{name}: {value} is too little; it must be 1 or more")
 
 
-def positions_of(loaded: Loaded) -> int:
-    """The tokens that a model has positions for."""
-    return loaded.model.config.get_text_config(decoder=True).max_position_embeddings
-
-
 def check_positions(loaded: Loaded, tokens: int) -> None:
     """Refuse more tokens than the model has positions for.
 
     Raises:
         KvferryError: there are more.
     """
-    if tokens > positions_of(loaded):
+    most = positions_of(loaded.model.config)
+    if tokens > most:
         raise KvferryError(
-            f"{tokens:,} tokens are more than the {positions_of(loaded):,} positions of {loaded.card['model']}; "
+            f"{tokens:,} tokens are more than the {most:,} positions of {loaded.card['model']}; "
             "shorten the text or ask for less"
         )

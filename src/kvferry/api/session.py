@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kvferry.api.checks import Prompt, check_count, check_positions, positions_of, tokens_of
+from kvferry.api.checks import Prompt, check_count, check_positions, tokens_of
 from kvferry.api.ferry import Ferry
 from kvferry.api.reader import Generation, Reader
 from kvferry.errors import KvferryError
+from kvferry.prepare.decoder import positions_of
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,9 @@ class Session:
         return self._readers[self._active].loaded.card["model"]
 
     @property
-    def room(self) -> int:
+    def room(self) -> int | float:
         """How many tokens more the model whose turn it is has positions for."""
-        return positions_of(self._readers[self._active].loaded) - len(self._tokens)
+        return positions_of(self._readers[self._active].loaded.model.config) - len(self._tokens)
 
     def add(self, prompt: Prompt) -> None:
         """Add a text or a row of token ids; it is read when the model goes on. A first text gets the tokenizer's special tokens.

@@ -6,7 +6,6 @@ Reads their configs and tokenizers and nothing of their weights. Does not know w
 from __future__ import annotations
 
 import copy
-import math
 import re
 import shutil
 import tempfile
@@ -25,7 +24,7 @@ from transformers import (
 
 from kvferry.config import Geometry, Project
 from kvferry.errors import KvferryError
-from kvferry.prepare.decoder import geometry_of, read_config
+from kvferry.prepare.decoder import geometry_of, positions_of, read_config
 from kvferry.prepare.hub import NEWEST, fetch_snapshot
 from kvferry.prepare.tokenizer import IN_GGUF, read_tokenizer
 from kvferry.prepare.wheels import open_member
@@ -69,7 +68,7 @@ class Candidate:
     @property
     def positions(self) -> float:
         """Tokens that the model has positions for; infinite where its config does not say."""
-        return getattr(self.decoder, "max_position_embeddings", None) or math.inf
+        return positions_of(self.config)
 
     @cached_property
     def weights(self) -> Weights:

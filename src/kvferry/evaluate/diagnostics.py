@@ -21,6 +21,7 @@ from kvferry.kv.cache import LayerKV, forward, make_cache
 from kvferry.kv.handoff import Translator, as_cached
 from kvferry.kv.prefill import SourcePrefill, Span, Text, Tokens
 from kvferry.kv.rope import Rotation, rotation
+from kvferry.prepare.decoder import positions_of
 from kvferry.progress import bar
 
 Sums = tuple[Tensor, ...]
@@ -174,7 +175,7 @@ def _concentration(weights: Tensor, even: Tensor, errors: Tensor) -> float | Non
 
 def _read(target: PreTrainedModel, text: str, tokens: Tokens) -> list[Truth]:
     """The target reads a text by itself, in one pass."""
-    most = target.config.get_text_config(decoder=True).max_position_embeddings
+    most = positions_of(target.config)
     if not 0 < len(tokens) <= most:
         raise KvferryError(
             f"text {text}: {len(tokens)} tokens, where the target has 1 to {most} positions; leave the text out"

@@ -27,6 +27,7 @@ from kvferry.evaluate.tasks import Questions
 from kvferry.kv.cache import LayerKV, cache_layers, devices_of, layer_devices
 from kvferry.kv.handoff import Handoff, empty_prefix, read
 from kvferry.kv.prefill import Span
+from kvferry.prepare.decoder import positions_of
 from kvferry.prepare.models import Loaded
 from kvferry.progress import track
 from kvferry.provenance import Stopwatch
@@ -170,7 +171,7 @@ class Bench:
 
 def _why_not(one: Mapped, length: int, how: Mapping[str, Any], pace: float) -> str | None:
     """Why a length is not measured; pace: milliseconds a token of the slowest call on the length before, 0 for the first."""
-    positions = positions_of(one)
+    positions = shared_positions(one)
     if length > positions:
         return f"the models have {positions:,} positions"
     for device, needed in needed_mb(one, length, how["batch"]).items():
@@ -183,10 +184,9 @@ def _why_not(one: Mapped, length: int, how: Mapping[str, Any], pace: float) -> s
     return None
 
 
-def positions_of(one: Mapped) -> int:
+def shared_positions(one: Mapped) -> int | float:
     """The tokens that both models have positions for."""
-    configs = (loaded.model.config.get_text_config(decoder=True) for loaded in (one.source, one.target))
-    return min(config.max_position_embeddings for config in configs)
+    return min(positions_of(loaded.model.config) for loaded in (one.source, one.target))
 
 
 def needed_mb(one: Mapped, length: int, batch: int) -> dict[torch.device, int]:

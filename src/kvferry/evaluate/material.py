@@ -13,6 +13,7 @@ from kvferry.evaluate.dialogue import FORMAT, Dialogue, make_dialogue
 from kvferry.evaluate.f1 import coqa_f1
 from kvferry.evaluate.setting import Setting
 from kvferry.files import fingerprint
+from kvferry.prepare.decoder import positions_of
 from kvferry.prepare.models import Loaded
 from kvferry.prepare.wheels import check_wheel
 from kvferry.records import Item
@@ -77,7 +78,7 @@ def make_material(setting: Setting, how: Mapping[str, Any], models: Sequence[Loa
 
 
 def _check_positions(loaded: Loaded, most: int) -> None:
-    positions = loaded.model.config.get_text_config(decoder=True).max_position_embeddings
+    positions = positions_of(loaded.model.config)
     if positions < most:
         raise KvferryError(
             f"coqa.max_tokens: model {loaded.card['model']} has {positions} positions, conversations of up to {most} tokens "

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from kvferry.evaluate.clock import Effort, names_of, time_trials
 from kvferry.evaluate.kept import keep, missing, publish
-from kvferry.evaluate.latency import METRIC, SEED, drawn, positions_of
+from kvferry.evaluate.latency import METRIC, SEED, drawn, shared_positions
 from kvferry.evaluate.mapped import Mapped
 from kvferry.evaluate.perplexity import METRICS, Cut, measure_chunks
 from kvferry.evaluate.setting import Contestant, Outcome, Setting, record_of
@@ -150,7 +150,7 @@ def _measure(setting: Setting, due: Sequence[tuple[Mapped, Contestant]]) -> None
 
 def _time(setting: Setting, one: Mapped, who: Contestant, timed: Mapping[str, Any]) -> None:
     """The time of all points of a mapper, in the same rounds."""
-    watch, length = Stopwatch(), min(timed["length"], positions_of(one))
+    watch, length = Stopwatch(), min(timed["length"], shared_positions(one))
     curves = points(one.handoff(), setting.evaluation["hold_back"], timed["counts"])
     own, same = distinct(curves)
     times = time_points(own, length, Effort(WARM_UP, timed["trials"]))

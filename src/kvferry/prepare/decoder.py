@@ -57,13 +57,18 @@ def geometry_of(config: PreTrainedConfig) -> Geometry:
     return Geometry(config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or heads, head_dim)
 
 
+def positions_of(config: PreTrainedConfig) -> int | float:
+    """Tokens that a model with this config has positions for; infinite where it does not say."""
+    return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or math.inf
+
+
 def check_positions(config: PreTrainedConfig, tokens: int, key: str) -> None:
     """Refuse texts that are longer than the model has positions for; `key` says where in a config their length stands.
 
     Raises:
         KvferryError: they are.
     """
-    most = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or math.inf
+    most = positions_of(config)
     if tokens > most:
         raise KvferryError(f"{key}: {tokens:,} tokens are more than the {most:,} positions of a model; lower it")
 
