@@ -167,7 +167,8 @@ def _repaid(pace: Pace) -> str:
     if saved <= 0:
         return ""
     count = math.ceil(pace.load.median / saved)
-    return f", which {count:,} warm hand-off{'s' if count != 1 else ''} of {pace.longest.length:,} tokens repay"
+    words = ("hand-off", "repays") if count == 1 else ("hand-offs", "repay")
+    return f", which {count:,} warm {words[0]} of {pace.longest.length:,} tokens {words[1]}"
 
 
 def _size(results: Results, own: Verdict) -> list[str]:
